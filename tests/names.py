@@ -45,6 +45,8 @@ VAGUE = frozenset(
         "why",
         "near",
         "meant",
+        "speed",
+        "turned",
     ]
 )
 """Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""

@@ -118,7 +118,7 @@ class DeviceMemory:
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns the verdict whether the run fits on an accelerator."""
+        """Returns whether the run fits in an accelerator's memory: yes, no, or only perhaps."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -154,7 +154,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """Returns the term with the weakest status of the run's evidence."""
+    """Returns the term, with the weakest verification status of the run's evidence."""
     status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
@@ -169,14 +169,14 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """Returns the memory with the weakest status of the run's evidence in every term."""
+    """Returns the memory, every term with the weakest verification status of the run's evidence."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
 def device_memory(
     spec: ModelSpec,
-    run: Run,
-    runtime: Runtime,
+    replays: Run,
+    cuda_runtime: Runtime,
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
     recompute_period: int = 1,
@@ -189,13 +189,13 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    counted = CountedRun(spec, run, runtime, recompute_period)
+    counted = CountedRun(spec, replays, cuda_runtime, recompute_period)
     return counted.memory(unreplayed, tensors, encoders)
 
 
 def summarize(
     result: ReplayResult,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
     is_complete: bool = True,
@@ -208,7 +208,7 @@ def summarize(
     is_complete: whether all layers were replayed on the allocator; default true.
     extra_terms: terms that are part of the tensors; default none.
     """
-    place, peak = result.peak
+    allocation_place, peak = result.peak
     workspaces = peak.kinds["overhead"]
     kinds = peak.kinds | {"overhead": workspaces + result.slop}
     total = peak.bytes + result.slop
@@ -218,8 +218,8 @@ def summarize(
         peak_bytes=total,
         after_step_bytes=result.after + result.slop_after,
         reserved_bytes=reserved_bytes,
-        device_bytes=reserved_bytes + runtime.context,
-        peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
+        device_bytes=reserved_bytes + cuda_runtime.context,
+        peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(result, stacks)),
         moments=moments(result.peaks),
@@ -229,7 +229,7 @@ def summarize(
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", result.slop, *_allocator_evidence(is_complete), TORCH, True),
             Term("free blocks", reserved_bytes - total, "estimate", _allocator_evidence(is_complete)[1], TORCH, True),
-            Term("CUDA context", runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -253,31 +253,33 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run whose tensors are counted, and which is replayed on the caching allocator when its memory is asked for.
+    """A run whose tensors are counted at once, and replayed on the caching allocator only when `memory` is read.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
 
-    spec, runtime, recompute_period: as in `device_memory`.
+    spec, cuda_runtime, recompute_period: as in `device_memory`.
     stacks: the stacks of the model.
     whole: whether all layers are replayed on the allocator.
     result: the bytes of tensors, without the allocator's overhead.
     """
 
     @without_garbage_collection()
-    def __init__(self, spec: ModelSpec, run: Run, runtime: Runtime, recompute_period: int = 1) -> None:
-        self.runtime: Runtime = runtime
+    def __init__(self, spec: ModelSpec, replays: Run, cuda_runtime: Runtime, recompute_period: int = 1) -> None:
+        self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
-        self.analyses: list[RepeatAnalysis] = self._recorded(run)
+        self.analyses: list[RepeatAnalysis] = self._record_events(replays)
         self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= MOST_REPLAYED_LAYERS
         self.result: ReplayResult = (
-            extrapolate_layers(self._counted, self.stacks) if self.repeating else highest_pass(self._counted({}))
+            extrapolate_layers(self._count_bytes, self.stacks)
+            if self.repeating
+            else highest_pass(self._count_bytes({}))
         )
 
     @property
     def recordings(self) -> list[RecordedEvents]:
-        """The recorded events; none once the run was replayed on the allocator."""
+        """The recorded allocations and releases; none after the run was replayed on the allocator."""
         return [analysis.recorded for analysis in self.analyses]
 
     @property
@@ -287,7 +289,7 @@ class CountedRun:
         return peak.bytes - peak.kinds["overhead"]
 
     def least_bytes(self, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
-        """Returns the least bytes that the device may need: tensors at the peak, and the context.
+        """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
 
         The allocator's blocks have at least the bytes of their tensors. unreplayed: bytes that the replay does not see.
         """
@@ -298,19 +300,20 @@ class CountedRun:
         self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
     ) -> DeviceMemory:
         """Returns the memory of the device. Arguments are those of `device_memory`."""
-        result, overhead = self.result.copy(), self._overhead
+        result, overhead = self.result.copy(), self._allocator_overhead
         result.slop, result.slop_after = overhead.slop, overhead.slop_after
         result.reserved = result.peak[1].bytes + overhead.slop + overhead.free
         _add_unreplayed(result, unreplayed)
         _add_encoders(result, unreplayed, encoders)
         return summarize(result, self.runtime, self.stacks, tensors, self.whole)
 
-    def _recorded(self, run: Run) -> list[RepeatAnalysis]:
+    def _record_events(self, replays: Run) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
-                RepeatAnalysis(recorded, self.stacks, self.repeating) for recorded in run(few, self.runtime.workspace)
+                RepeatAnalysis(recorded, self.stacks, self.repeating)
+                for recorded in replays(few, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -319,17 +322,17 @@ class CountedRun:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
-        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in run({}, self.runtime.workspace)]
+        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in replays({}, self.runtime.workspace)]
 
-    def _counted(self, layers: Mapping[int, int]) -> ReplayResult:
+    def _count_bytes(self, layers: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. layers: stack → repeats, by default all."""
         return _join_results([analysis.counted(layers) for analysis in self.analyses])
 
     @cached_property
-    def _overhead(self) -> AllocatorOverhead:
+    def _allocator_overhead(self) -> AllocatorOverhead:
         """The allocator's overhead with all layers."""
         with without_garbage_collection():
-            overhead = self._overhead_of({}) if self.whole else self._extrapolated_overhead()
+            overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
         self.analyses = []  # their events are no longer needed
         return overhead
 
@@ -342,9 +345,9 @@ class CountedRun:
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
         added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
         missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        return self._overhead_of(shorter).extrapolate(self._overhead_of(longer), missing, added)
+        return self._overhead_with_layers(shorter).extrapolate(self._overhead_with_layers(longer), missing, added)
 
-    def _overhead_of(self, layers: Mapping[int, int]) -> AllocatorOverhead:
+    def _overhead_with_layers(self, layers: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead. layers: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
             [analysis.overhead(CachingAllocator(self.runtime.expandable), layers) for analysis in self.analyses]
@@ -352,7 +355,7 @@ class CountedRun:
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many layers that repeat no pattern."""
+    """Raises `InputError` for a model with too many layers to replay one by one, whose types repeat in no pattern."""
     irregular = sum(
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
@@ -365,7 +368,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several consecutive runs."""
-    peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
+    peaks = {allocation_place: peak for replay in runs for allocation_place, peak in replay.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 
@@ -375,15 +378,15 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
         result.set_up += tensors.bytes
         result.reserved += tensors.bytes
         result.after += tensors.bytes if tensors.stays else 0
-        for place, peak in result.peaks.items():
-            if place.phase in tensors.phases:
+        for allocation_place, peak in result.peaks.items():
+            if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
-    """Adds the peaks of encoders, which run before a prompt's pass, beside the weights and an allocated cache."""
-    if not any(place.phase == "prefill" for place in result.peaks):
+    """Adds the peaks of image and audio encoders, which run before the prompt, when weights and cache are allocated."""
+    if not any(allocation_place.phase == "prefill" for allocation_place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
     for encoder in encoders:
@@ -404,10 +407,10 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns phase → bytes by kind at the phase's peak."""
+    """Returns the name of each phase → bytes by kind of tensor at the phase's peak."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
-        phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]
+        phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
             by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
     return by_phase

@@ -31,30 +31,33 @@ class EncoderPeak(NamedTuple):
     bytes: int
 
 
-def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: Choices) -> list[EncoderPeak]:
-    """Returns the peak of each encoder with layers. dtype: number format of activations. choices: kernels to run."""
+def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: Choices) -> list[EncoderPeak]:
+    """Returns the peak of each encoder with layers.
+
+    dtype: number format of activations. kernel_choices: kernels to run.
+    """
     peaks: list[EncoderPeak] = []
     for run in inputs.runs:
         for node in run.nodes:
             tower: Any = spec.towers[node.name]
             if "stack" not in type(tower).model_fields:
                 continue
-            meter, program = Meter(), _layer_program(tower)
+            memory_meter, program = Meter(), _layer_program(tower)
             replays = [
-                Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=choices)
-                for counter in (meter, NoMeter())
+                Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
+                for counter in (memory_meter, NoMeter())
             ]
             for replay in replays:
                 replay.graph.enabled = False
             metered_lowering, unmetered_lowering = replays
             unmetered_lowering.prepare(program)
             metered_lowering.weights = unmetered_lowering.weights
-            meter.place = Place("prefill")
+            memory_meter.place = Place("prefill")
             metered_lowering.take_frames(program)
             received_input = metered_lowering.enter(program)
             del received_input
             metered_lowering.run(program)
-            peaks.append(EncoderPeak(node.name, meter.peak))
+            peaks.append(EncoderPeak(node.name, memory_meter.peak))
     return peaks
 
 

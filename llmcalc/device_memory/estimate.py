@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run whose tensors are counted. attention: the implementation that runs. encoders: peaks of encoders."""
+    """A run whose tensors are counted.
+
+    attention: the attention implementation. encoders: peaks of image and audio encoders.
+    """
 
     attention: AttentionImplementation
     run: CountedRun
@@ -78,7 +81,7 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `Unsupported` for a step without a kernel."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for an operation without a kernel."""
         return self.on(self.runtime)
 
     @property
@@ -121,36 +124,36 @@ class Memory:
             self._quantized_sizes,
         )
 
-    def on(self, runtime: Runtime) -> DeviceMemory:
+    def on(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
-        if runtime not in self._by_runtime:
-            self._by_runtime[runtime] = self._replay(runtime)
-        return self._by_runtime[runtime]
+        if cuda_runtime not in self._by_runtime:
+            self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
+        return self._by_runtime[cuda_runtime]
 
-    def _counted_on(self, runtime: Runtime) -> CountedMemory:
+    def _counted_on(self, cuda_runtime: Runtime) -> CountedMemory:
         """Returns the run on an accelerator with this runtime, before it is replayed on the allocator."""
-        if runtime not in self._counted:
+        if cuda_runtime not in self._counted:
             default = default_attention(self.settings, self.spec)
             try:
-                self._counted[runtime] = self._count(runtime, default)
+                self._counted[cuda_runtime] = self._count(cuda_runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._counted[runtime] = self._count(runtime, "eager")
-        return self._counted[runtime]
+                self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
+        return self._counted[cuda_runtime]
 
-    def _count(self, runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
+    def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
-            run = self._training_of(runtime)
+            training_run = self._training_of(cuda_runtime)
         else:
-            run = self._inference_of(attention, runtime)
-        counted = CountedRun(self.spec, run, runtime, self.settings.recomputed().every)
+            training_run = self._inference_of(attention, cuda_runtime)
+        counted = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
         return CountedMemory(attention, counted, self._encoder_peaks(attention))
 
-    def _replay(self, runtime: Runtime) -> DeviceMemory:
+    def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, run, encoders = self._counted_on(runtime)
-        device = run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
+        attention, training_run, encoders = self._counted_on(cuda_runtime)
+        device = training_run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
         if self.settings.phase != "training":
             return device
         recompute_period = self.settings.recomputed().every
@@ -172,40 +175,45 @@ class Memory:
         choices = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
         return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
 
-    def training(self, runtime: Runtime | None = None) -> Training:
+    def training(self, cuda_runtime: Runtime | None = None) -> Training:
         """Returns the training configuration of the replay, with an accelerator's kernels.
 
-        runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
-        than training.
+        cuda_runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another
+        phase than training.
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
         training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
-        return replace(training, choices=choices_on(training.choices, self.runtime if runtime is None else runtime))
+        return replace(
+            training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
+        )
 
-    def _training_of(self, runtime: Runtime) -> Run:
-        training = self.training(runtime)
+    def _training_of(self, cuda_runtime: Runtime) -> Run:
+        training = self.training(cuda_runtime)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference_of(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
+    def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> Run:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
-            replace(inference_pass, choices=choices_on(inference_pass.choices, runtime)) for inference_pass in passes
+            replace(inference_pass, choices=choices_on(inference_pass.choices, cuda_runtime))
+            for inference_pass in passes
         ]
         return lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes]
 
-    def _recorded_passes(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
-        """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
+    def _recorded_passes(
+        self, inference_config: Inference, layers: Mapping[int, int], workspace: int
+    ) -> RecordedEvents:
+        """Returns the recorded passes. Ranks of a model share them if the shortened runs of these ranks are equal."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference, layers, workspace)
-        key = shortened_rank(self.spec, layers), inference, workspace
+            return record_inference(self.spec, inference_config, layers, workspace)
+        key = shortened_rank(self.spec, layers), inference_config, workspace
         if key not in self._recordings:
-            self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
+            self._recordings[key] = record_inference(self.spec, inference_config, layers, workspace)
         return self._recordings[key]
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
-        """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
+        """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._tower_bytes()
@@ -285,14 +293,15 @@ class Memory:
 
 def is_recurrent(spec: ModelSpec) -> bool:
     """Whether a layer has a state that is updated token by token."""
-    return any(isinstance(place.node.op, State) for place in spec.tree().walk())
+    return any(isinstance(tree_node.node.op, State) for tree_node in spec.tree().walk())
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, an added score term, or a part that selects keys."""
+    """Whether attention has sinks, a term added to its scores, or a selection of keys."""
     return any(
-        step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
-        for step in every_step(spec.shared_program.root.items)
+        operation.verb == "joint_softmax"
+        or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
+        for operation in every_step(spec.shared_program.root.items)
     )
 
 
@@ -302,14 +311,14 @@ def memory(
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
-    runtime: Runtime = HOPPER,
+    cuda_runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
-    runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
+    cuda_runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     other_models: as in `Memory`.
     quantized_sizes: as in `static.memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
@@ -318,4 +327,4 @@ def memory(
     spec = spec.with_dropout(settings.dropout)
     sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
     states = resident.memory(spec, settings, published, include, config, sizes)
-    return Memory(spec, settings, states, published, config, runtime, other_models, _quantized_sizes=sizes)
+    return Memory(spec, settings, states, published, config, cuda_runtime, other_models, _quantized_sizes=sizes)

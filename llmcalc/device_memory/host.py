@@ -16,43 +16,45 @@ from .static import MemoryUse
 from .training import Training, TrainingRun
 
 
-def pinned_bytes(size: int) -> int:
+def pinned_bytes(nbytes: int) -> int:
     """Returns the bytes of pinned memory that a tensor occupies."""
-    return 1 << (size - 1).bit_length() if size else 0
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
-def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, recompute_period: int) -> tuple[Term, ...]:
-    """Returns the terms of host memory in training. use: the run's persistent memory.
+def host_terms(
+    spec: ModelSpec, memory_use: MemoryUse, training_config: Training, recompute_period: int
+) -> tuple[Term, ...]:
+    """Returns the terms of host memory in training. memory_use: the run's persistent memory.
 
     recompute_period: as in `device_memory`.
     """
-    terms: list[Term] = []
-    if training.offload:
-        size = offloaded_bytes(spec, training, recompute_period)
+    memory_terms: list[Term] = []
+    if training_config.offload:
+        size = offloaded_bytes(spec, training_config, recompute_period)
         source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        terms.append(Term("activations (pinned)", size, "source", source))
-    if use.optimizer is not None and use.optimizer.paged:
+        memory_terms.append(Term("activations (pinned)", size, "source", source))
+    if memory_use.optimizer is not None and memory_use.optimizer.paged:
         source = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
-        terms.append(Term("paged optimizer states, at most", int(use.optimizer.paged), "source", source))
-    return tuple(terms)
+        memory_terms.append(Term("paged optimizer states, at most", int(memory_use.optimizer.paged), "source", source))
+    return tuple(memory_terms)
 
 
-def offloaded_bytes(spec: ModelSpec, training: Training, recompute_period: int) -> int:
+def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, which are linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offload_bytes(spec, training, short_run_repeats)
+    base = _offload_bytes(spec, training_config, short_run_repeats)
     return base + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - base)
+        * (_offload_bytes(spec, training_config, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - base)
         for i in short_run_repeats
     )
 
 
-def _offload_bytes(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: Training, layers: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    run = TrainingRun(spec, replace(training, microbatches=1), layers)
-    run.set_up()
-    run.next_batch()
-    run.forward()
-    return sum(map(pinned_bytes, run.offloaded))
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), layers)
+    training_run.set_up()
+    training_run.next_batch()
+    training_run.forward()
+    return sum(map(pinned_bytes, training_run.offloaded))

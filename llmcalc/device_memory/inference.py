@@ -67,14 +67,14 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving frameworks do, for models without a parallel plan in torch.
+    """Runs a rank's passes as serving engines do, also for modules without a tensor-parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
     """
 
     def check_plan(self, program: RankFlow) -> None:
-        """Accepts every program."""
+        """Accepts every program, with or without a tensor-parallel plan."""
 
 
 class Pass(NamedTuple):
@@ -96,60 +96,60 @@ class InferenceRun:
 
     layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
-    meter: counts or records the storages; default a meter without a device.
+    memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        inference: Inference,
+        inference_config: Inference,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
-        meter: Meter | Recorder | None = None,
+        memory_meter: Meter | Recorder | None = None,
     ) -> None:
-        if spec.kind == "encoder" and inference.phase == "decode":
+        if spec.kind == "encoder" and inference_config.phase == "decode":
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
-        self.inference: Inference = inference
+        self.inference: Inference = inference_config
         self.layers: dict[int, int] = dict(layers or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
-        self.meter: Meter | Recorder = Meter() if meter is None else meter
+        self.meter: Meter | Recorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = spec.kind != "encoder"
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
-    def _lowering(self, graph: Graph) -> Eager:
-        graph.enabled = False
-        inference = self.inference
-        run_config = self._run_config("prefill", Pass(inference.seq, 0))
+    def _lowering(self, autograd_graph: Graph) -> Eager:
+        autograd_graph.enabled = False
+        inference_config = self.inference
+        run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if is_divided else Eager
-        run = profile(
-            graph,
+        lowering = profile(
+            autograd_graph,
             run_config,
-            DTYPES[inference.dtype],
+            DTYPES[inference_config.dtype],
             trained=False,
-            include=inference.include,
-            choices=inference.choices,
+            include=inference_config.include,
+            choices=inference_config.choices,
         )
-        run.run_only, run.paged = self.layers, inference.paged
-        return run
+        lowering.run_only, lowering.paged = self.layers, inference_config.paged
+        return lowering
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
-        inference = self.inference
+        inference_config = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
         if not self.caches:
             phase = "forward"
-        source = inference.seq if inference.source is None else inference.source
+        source = inference_config.seq if inference_config.source is None else inference_config.source
         workload = Workload(
-            inference.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
+            inference_config.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
         )
-        return RunConfig(workload, execution=Execution(mla=inference.mla))
+        return RunConfig(workload, execution=Execution(mla=inference_config.mla))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
@@ -164,12 +164,12 @@ class InferenceRun:
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """Returns the pass over one chunk of the prompt. number: the index of the chunk, from 0."""
+        """Returns the pass over one chunk of the prompt. number: the chunk's index, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order of use; for phase `decode` also the prompt's cache."""
+        """Allocates the parameters in the program's order; for phase `decode` also the cache of the prompt."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._allocate_parameters(self.lowering)
@@ -184,8 +184,14 @@ class InferenceRun:
 
     def _allocate_parameters(self, lowering: Eager) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
-        inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
-        key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
+        inference_config, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
+        key = (
+            tuple(self.layers.items()),
+            inference_config.dtype,
+            inference_config.choices,
+            inference_config.mla,
+            inference_config.include,
+        )
         lowering.known_parameters = parameters_by_name.get(key)
         lowering.prepare(self.program)
         assert lowering.known_parameters is not None
@@ -242,7 +248,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. Its token ids and logits are freed at its end.
+        """Runs one pass. The pass's token ids and logits are freed at the end.
 
         name: name of the pass in places; default the phase.
         """
@@ -255,15 +261,17 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
-        inference, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
+        inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)
+        inputs[TOKENS] = ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                inputs[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
+                inputs[SOURCE] = empty(
+                    memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
+                )
         received_input = lowering.enter(self.program)
         lowering.run(self.program)
         del received_input
@@ -280,12 +288,12 @@ MOST_CHUNKS = 4
 
 def replay_inference(
     spec: ModelSpec,
-    inference: Inference,
+    inference_config: Inference,
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and the passes. Raises `Unsupported` for a step without kernels.
+    """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
 
     In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
@@ -293,16 +301,20 @@ def replay_inference(
 
     layers, workspace: as in `InferenceRun`.
     """
-    meter = Meter(device)
-    run = InferenceRun(spec, inference, layers, workspace, meter)
-    run.set_up()
-    result = ReplayResult(set_up=meter.now)
-    meter.peaks = {}
-    run.passes()
-    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
-    result.after = meter.now
+    memory_meter = Meter(device)
+    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
+    inference_run.set_up()
+    result = ReplayResult(set_up=memory_meter.now)
+    memory_meter.peaks = {}
+    inference_run.passes()
+    result.peaks = {
+        allocation_place: peak
+        for allocation_place, peak in memory_meter.peaks.items()
+        if allocation_place.phase in inference_run.names
+    }
+    result.after = memory_meter.now
     if device is not None:
-        result.read(device, meter.now, meter.peak)
+        result.read(device, memory_meter.now, memory_meter.peak)
     return result
 
 
@@ -327,12 +339,12 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
 
 
 def record_inference(
-    spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, inference_config: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
-    meter = Recorder()
-    run = InferenceRun(spec, inference, layers, workspace, meter)
-    run.set_up()
-    set_up = meter.cut()
-    run.passes()
-    return RecordedEvents(set_up, [], [meter.cut()], run.names)
+    """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
+    memory_meter = Recorder()
+    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
+    inference_run.set_up()
+    set_up = memory_meter.cut()
+    inference_run.passes()
+    return RecordedEvents(set_up, [], [memory_meter.cut()], inference_run.names)

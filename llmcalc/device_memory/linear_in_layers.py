@@ -1,4 +1,4 @@
-"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the number of equal layers.
+"""Extrapolates the memory of a run with many layers: each module's peak is linear in the number of equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -18,102 +18,119 @@ LISTED = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
-def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
+def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
     """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
 
-    run: stack → repeats of its pattern, to the result of that run.
+    replay: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
-    base = run(short_run_repeats)
-    result = ReplayResult(base.set_up, base.after, peaks={place: peak.copy() for place, peak in base.peaks.items()})
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
+    base = replay(short_run_repeats)
+    result = ReplayResult(
+        base.set_up, base.after, peaks={allocation_place: peak.copy() for allocation_place, peak in base.peaks.items()}
+    )
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    runs = {i: run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
+    runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
         result.set_up += added_repeats * (longer_run.set_up - base.set_up)
         result.after += added_repeats * (longer_run.after - base.after)
-        for place, peak in result.peaks.items():
+        for allocation_place, peak in result.peaks.items():
             _extrapolate_peak(
-                peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], added_repeats
+                peak,
+                base.peaks[allocation_place],
+                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[i], 1)],
+                added_repeats,
             )
     for i, longer_run in runs.items():
-        for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second_peak, third_peak = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
-            slopes[place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = result.peaks[place].copy()
+        for allocation_place in [
+            allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
+        ]:
+            second_peak, third_peak = (
+                longer_run.peaks[allocation_place],
+                longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)],
+            )
+            slopes[allocation_place] = third_peak.bytes - second_peak.bytes
+            last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
+    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result with only the highest pass of each phase, under the phase's name.
+    """Returns the result in which each phase has only its pass with the highest peak, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for place, peak in result.peaks.items():
-        name = place.phase.partition(" ")[0]
-        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, place.phase))
+    for allocation_place, peak in result.peaks.items():
+        name = allocation_place.phase.partition(" ")[0]
+        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
         return result
 
-    def under_phase_name(place: Place) -> Place | None:
-        """Returns the place under the phase's name; None if the highest pass has a peak in the same module."""
-        name = place.phase.partition(" ")[0]
-        highest_place = place._replace(phase=phase_by_name[name])
-        return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
+    def under_phase_name(allocation_place: Place) -> Place | None:
+        """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
+        name = allocation_place.phase.partition(" ")[0]
+        highest_place = allocation_place._replace(phase=phase_by_name[name])
+        return (
+            allocation_place._replace(phase=name)
+            if highest_place == allocation_place or highest_place not in result.peaks
+            else None
+        )
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
-    for place, peak in result.peaks.items():
-        new_place = under_phase_name(place)
+    for allocation_place, peak in result.peaks.items():
+        new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if place in result.slopes:
-                slopes[new_place] = result.slopes[place]
+            if allocation_place in result.slopes:
+                slopes[new_place] = result.slopes[allocation_place]
     return replace(result, peaks=peaks, slopes=slopes)
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
-    """Adds `multiple` times the difference between the peaks `peak_after` and `peak_before` to `peak`."""
+    """Adds `multiple` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
     peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
-    for kind in peak.by_kind:
-        peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])
+    for memory_kind in peak.by_kind:
+        peak.by_kind[memory_kind] += multiple * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
-def _place_in_longer_run(place: Place, stack: LayerStack, added_repeats: int) -> Place:
-    """Returns the place at the same distance from the first or last layer, with `added_repeats` more repeats."""
-    if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
-        return place
-    return stack.in_later_repeat(place, added_repeats)
+def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
+    """Returns the corresponding module in a run with `added_repeats` more repeats of the layer pattern."""
+    if (
+        not stack.contains(allocation_place)
+        or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
+    ):
+        return allocation_place
+    return stack.in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
-    """Returns the place in the full model that corresponds to a place in a short run."""
+def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
+    """Returns the module of the full model that corresponds to a module of a shortened run."""
     for stack in stacks:
         if stack.can_extrapolate:
-            place = _place_in_longer_run(place, stack, stack.repeats - SHORT_RUN_REPEATS)
-    return place
+            allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
+    return allocation_place
 
 
-def node_path(place: Place, stacks: list[LayerStack]) -> str:
+def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
     """Returns the path of a module in the model's tree, with the index of its layer."""
     for stack in stacks:
-        if place.layer_index >= 0 and stack.contains(place):
-            return stack.node(place)
-    return place.path
+        if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
+            return stack.node(allocation_place)
+    return allocation_place.path
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every place in the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every module of the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
@@ -129,8 +146,13 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         phase = block[0][0].phase
         prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
         rows = [
-            (place.layer_index, place.path[prefix_length:], bytes, result.slopes.get(place, 0))
-            for place, bytes in block
+            (
+                allocation_place.layer_index,
+                allocation_place.path[prefix_length:],
+                bytes,
+                result.slopes.get(allocation_place, 0),
+            )
+            for allocation_place, bytes in block
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -146,23 +168,25 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             )
         block.clear()
 
-    repeated_stacks = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
     ends = {
-        loop.in_later_repeat(place, loop.repeats - SHORT_RUN_REPEATS)
-        for place in result.slopes
-        for loop in stacks
-        if loop.contains(place)
+        layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
+        for allocation_place in result.slopes
+        for layer_stack in stacks
+        if layer_stack.contains(allocation_place)
     }
-    for place, peak in result.peaks.items():
-        if place in ends:
+    for allocation_place, peak in result.peaks.items():
+        if allocation_place in ends:
             continue
-        loop = next((loop for loop in repeated_stacks if loop.is_second(place)), None)
-        if loop is not block_stack or (block and block[0][0].phase != place.phase):
+        layer_stack = next(
+            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None
+        )
+        if layer_stack is not block_stack or (block and block[0][0].phase != allocation_place.phase):
             flush()
-            block_stack = loop
-        if loop is None:
-            points.append((place.phase, node_path(place, stacks), peak.bytes))
+            block_stack = layer_stack
+        if layer_stack is None:
+            points.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
-            block.append((place, peak.bytes))
+            block.append((allocation_place, peak.bytes))
     flush()
     return points

@@ -106,13 +106,13 @@ def check_optimizer(option_name: str, value: str) -> str:
 
 
 def check_recompute(option_name: str, value: str) -> str:
-    """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid value."""
+    """Returns the value of `recompute` unchanged. Raises `InputError` for an invalid value."""
     recompute_of(value)
     return value
 
 
 def check_capacity(option_name: str, value: str) -> str:
-    """Returns a value of `moe` unchanged. Raises `InputError` for an invalid value."""
+    """Returns the value of `moe` unchanged. Raises `InputError` for an invalid value."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(value)
@@ -127,7 +127,7 @@ def check_probability(option_name: str, value: float) -> float:
 
 
 def check_version(option_name: str, value: str) -> str:
-    """Returns a version such as 2.4.1. Raises `InputError` for a text of another form."""
+    """Returns a version number such as 2.4.1. Raises `InputError` for any other text."""
     if not _VERSION.fullmatch(value):
         raise InputError(f"{option_name} {value}: not a version; expected one such as 2.4.1")
     return value
@@ -588,7 +588,7 @@ class Settings:
 
     @property
     def serves(self) -> bool:
-        """Whether kernels and cache are by default a serving engine's."""
+        """Whether kernels and KV cache are by default those of a serving engine."""
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:
@@ -597,11 +597,11 @@ class Settings:
 
     @property
     def has_kbit_base(self) -> bool:
-        """Whether PEFT's adapters are trained beside weights of 4 or 8 bits."""
+        """Whether PEFT trains adapters beside frozen weights of 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings with every layer recomputed, if none says otherwise, beside a base in 4 or 8 bits:
+        """Returns the settings, with every layer recomputed by default beside frozen weights of 4 or 8 bits.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
@@ -611,9 +611,7 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises `InputError`, which names the option, for an invalid value, for a setting that the phase or the model
-        does not have, and for settings that contradict each other.
-        """
+        """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
         for name, declaration in declared(Settings).items():
             declaration.checked(getattr(self, name))
         if self.quantize is not None and self.phase == "training":
@@ -633,7 +631,7 @@ class Settings:
 
 
 def _check_model(settings: Settings, spec: ModelSpec) -> None:
-    """Raises `InputError` for a setting that this kind of model does not have."""
+    """Raises `InputError` for a setting that the model's architecture does not have."""
     from ..costs.context_length import check_source
     from ..ops import ExpertLinear
 
@@ -644,7 +642,9 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
         for name in ("chunk", "kv_block", "kv_dtype"):
             if getattr(settings, name) is not None:
                 raise InputError(f"{option(name)}: an encoder-only model keeps no cache")
-    if settings.moe is not None and not any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk()):
+    if settings.moe is not None and not any(
+        isinstance(tree_node.node.op, ExpertLinear) for tree_node in spec.tree().walk()
+    ):
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 

@@ -26,7 +26,10 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the kernels that run. attention: the implementation if none is set; default: the phase's default."""
+    """Returns the run's kernels.
+
+    attention: the implementation if the settings name none; default: the phase's default.
+    """
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa"
     like_classes = settings.fused_qkv is None and not serves
@@ -49,16 +52,16 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     )
 
 
-def choices_on(choices: Choices, runtime: Runtime) -> Choices:
+def choices_on(kernel_choices: Choices, cuda_runtime: Runtime) -> Choices:
     """Returns the kernels that run on an accelerator with this runtime."""
-    return replace(choices, capability=runtime.capability, multiprocessors=runtime.multiprocessors)
+    return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
 
 
-def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
+def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
     """Returns the implementation of the optimizer's step; None without an optimizer."""
-    if use.optimizer is None:
+    if memory_use.optimizer is None:
         return None
-    return settings.optimizer_impl or optimizer(use.optimizer.name).default
+    return settings.optimizer_impl or optimizer(memory_use.optimizer.name).default
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
@@ -67,13 +70,13 @@ def supports_sdpa(spec: ModelSpec) -> bool:
     It takes no sinks and no soft cap, and here no term added to the scores and no selection.
     """
     return all(
-        step.verb not in SCORES_BY_THEMSELVES
+        operation.verb not in SCORES_BY_THEMSELVES
         and not (
-            step.verb == "attention"
-            and (len(step.ins) > 3 or any(step.options.get(name) is not None for name in ("cap", "selected")))
+            operation.verb == "attention"
+            and (len(operation.ins) > 3 or any(operation.options.get(name) is not None for name in ("cap", "selected")))
         )
-        and not step.options.get("sinks")
-        for step in every_step(spec.shared_program.root.items)
+        and not operation.options.get("sinks")
+        for operation in every_step(spec.shared_program.root.items)
     )
 
 
@@ -94,47 +97,47 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
 
 
 def training_run(
-    settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation | None = None
+    settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
 ) -> Training:
-    """Returns the training configuration of the replay. use: the persistent memory under these settings.
+    """Returns the configuration of the training replay. memory_use: the persistent memory under these settings.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
-    assert use.optimizer is not None
+    assert memory_use.optimizer is not None
     if settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
-    record = optimizer(use.optimizer.name)
-    if settings.optimizer_impl is not None and settings.optimizer_impl not in record.implementations:
-        names = ", ".join(record.implementations)
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {names}")
-    states = use.optimizer.dtype
-    update_dtype = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
-    usual_formats = ("", record.state_format, update_dtype)
+    optimizer_record = optimizer(memory_use.optimizer.name)
+    if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
+        names = ", ".join(optimizer_record.implementations)
+        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {names}")
+    states = memory_use.optimizer.dtype
+    update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
+    usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
-    if use.adapters is not None:
+    if memory_use.adapters is not None:
         adapters = Adapters(
-            use.adapters.rank,
-            use.adapters.targets,
+            memory_use.adapters.rank,
+            memory_use.adapters.targets,
             bool(settings.lora_dropout),
-            DTYPES[computing_format(use.adapter_dtype, "--lora-dtype")],
-            use.adapters.base,
-            use.adapters.library,
-            use.adapters.copies,
-            use.adapters.quantized_head,
+            DTYPES[computing_format(memory_use.adapter_dtype, "--lora-dtype")],
+            memory_use.adapters.base,
+            memory_use.adapters.library,
+            memory_use.adapters.copies,
+            memory_use.adapters.quantized_head,
             settings.bitsandbytes or "",
-            use.adapters.quantized_experts,
+            memory_use.adapters.quantized_experts,
         )
     return Training(
-        batch=use.workload.batch,
-        seq=use.workload.seq,
+        batch=memory_use.workload.batch,
+        seq=memory_use.workload.seq,
         source=settings.source,
         microbatches=settings.num_microbatches or 1,
-        dtype=computing_format(use.dtype, "--dtype"),
-        master=use.has_master,
-        optimizer=use.optimizer.name,
-        implementation=optimizer_implementation(settings, use),
+        dtype=computing_format(memory_use.dtype, "--dtype"),
+        master=memory_use.has_master,
+        optimizer=memory_use.optimizer.name,
+        implementation=optimizer_implementation(settings, memory_use),
         momentum=bool(settings.momentum),
         recompute=settings.recomputed(),
         choices=replace(
@@ -143,56 +146,56 @@ def training_run(
         ),
         autocast=settings.precision == "autocast",
         adapters=adapters,
-        include=use.count.include - {TOWERS.name},
+        include=memory_use.count.include - {TOWERS.name},
         keeps_gradients=settings.zero_grad == "zeros",
         optimizer_in_backward=bool(settings.optimizer_in_backward),
         offload=bool(settings.offload_activations),
         torch=settings.torch or "",
         state_dtype=None if states in usual_formats else storage_format(states, "--optimizer-dtype"),
         gradient_dtype=None
-        if use.grad_dtype == (use.adapter_dtype or use.dtype)
-        else storage_format(use.grad_dtype, "--grad-dtype"),
+        if memory_use.grad_dtype == (memory_use.adapter_dtype or memory_use.dtype)
+        else storage_format(memory_use.grad_dtype, "--grad-dtype"),
     )
 
 
-def cache_block(settings: Settings, use: MemoryUse) -> int:
+def cache_block(settings: Settings, memory_use: MemoryUse) -> int:
     """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without a cache."""
-    if not use.kv_dtype:
+    if not memory_use.kv_dtype:
         return 0
     if settings.kv_block is not None:
         return settings.kv_block
-    return KV_BLOCK if settings.serves or use.kv_dtype != activation_format(use) else 0
+    return KV_BLOCK if settings.serves or memory_use.kv_dtype != activation_format(memory_use) else 0
 
 
-def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
-    """Returns the tokens per sequence in a prompt pass; None if whole prompts are passed."""
-    if settings.chunk is None and settings.serves and use.kv_dtype:
-        return int(max(1, SERVED_TOKENS // use.workload.batch))
+def prompt_chunk(settings: Settings, memory_use: MemoryUse) -> int | None:
+    """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
+    if settings.chunk is None and settings.serves and memory_use.kv_dtype:
+        return int(max(1, SERVED_TOKENS // memory_use.workload.batch))
     return settings.chunk
 
 
 def inference_passes(
-    settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation
+    settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
-    """Returns the inference passes of the replay. use: the persistent memory under these settings."""
-    block, seq, computing = cache_block(settings, use), use.workload.seq, activation_format(use)
-    if use.kv_dtype and not block and use.kv_dtype != computing:
+    """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
+    block, seq, computing = cache_block(settings, memory_use), memory_use.workload.seq, activation_format(memory_use)
+    if memory_use.kv_dtype and not block and memory_use.kv_dtype != computing:
         raise InputError(
-            f"--kv-dtype {short_dtype(use.kv_dtype)}: a cache that grows by concatenation has the format of the "
+            f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(computing)}; expected --kv-block {KV_BLOCK}"
         )
     prefill = Inference(
         phase="prefill",
-        batch=use.workload.batch,
+        batch=memory_use.workload.batch,
         seq=seq,
         source=settings.source,
-        chunk=prompt_chunk(settings, use),
+        chunk=prompt_chunk(settings, memory_use),
         dtype=computing,
         choices=replace(kernel_choices(settings, spec, attention), attention=attention),
         mla=settings.mla or "auto",
-        include=use.count.include - {TOWERS.name},
+        include=memory_use.count.include - {TOWERS.name},
         paged=bool(block),
-        weights=not has_storage_format(use),
+        weights=not has_storage_format(memory_use),
     )
     if settings.phase == "prefill" or spec.kind == "encoder":
         return [prefill]
@@ -201,24 +204,24 @@ def inference_passes(
     return [prefill, *([replace(prefill, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
 
 
-def has_storage_format(use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that no product computes in."""
-    return use.quantized is not None or use.dtype not in COMPUTED
+def has_storage_format(memory_use: MemoryUse) -> bool:
+    """Whether weights are stored in a format that matrix products do not compute in."""
+    return memory_use.quantized is not None or memory_use.dtype not in COMPUTED
 
 
-def activation_format(use: MemoryUse) -> str:
+def activation_format(memory_use: MemoryUse) -> str:
     """Returns the number format of inference activations: the weights' format, or bf16 for narrow weights."""
-    return use.dtype if use.dtype in COMPUTED else "bfloat16"
+    return memory_use.dtype if memory_use.dtype in COMPUTED else "bfloat16"
 
 
-def computing_format(name: str, option: str) -> str:
-    """Returns a number format for products. Raises `InputError`, which names the option, for other formats."""
-    if name not in COMPUTED:
+def computing_format(format_name: str, option: str) -> str:
+    """Returns the number format of matrix products. Raises `InputError`, which names the option, for other formats."""
+    if format_name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")
-    return name
+        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")
+    return format_name
 
 
-def storage_format(name: str, option: str) -> Dtype:
+def storage_format(format_name: str, option: str) -> Dtype:
     """Returns the element type of tensors stored in this format."""
-    return FLOAT8 if name == "float8" else DTYPES[computing_format(name, option)]
+    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option)]

@@ -122,19 +122,19 @@ class MemoryUse:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of keys, values and recurrent states after the pass, with the included parts.
+        """Bytes of keys, values and recurrent states after the pass, with the included optional parts.
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged(self, block: int, tokens: Number) -> Number:
-        """Returns the bytes of a cache of this many tokens per sequence, in whole blocks of `block` tokens."""
+        """Returns the bytes of a paged cache with this many tokens per sequence, in whole blocks of `block` tokens."""
         return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
     def full_context(self) -> Number:
-        """The model's context length in tokens; None if the spec states no limit."""
+        """The model's context length in tokens; None if the model states no limit."""
         return longest_sequence(self.count.spec)
 
     def _cache_size(self, workload: Workload) -> Number:
@@ -164,7 +164,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """Notes on memory that no kind includes: optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
@@ -252,7 +252,7 @@ def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpo
 
 
 def _unconverted_format(settings: Settings, published: str) -> str:
-    """Returns the number format of unconverted tensors: the published one, or bf16 if that is below 16 bits."""
+    """Returns the number format of unquantized tensors: the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -300,15 +300,19 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
-    if settings.momentum is not None and not record.has_momentum:
+    optimizer_record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
+    if settings.momentum is not None and not optimizer_record.has_momentum:
         with_momentum = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {record.name}")
-    if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
-        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
-    return record
+        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {optimizer_record.name}")
+    if settings.optimizer_dtype is not None and (
+        optimizer_record.state_format or (optimizer_record.has_momentum and not momentum)
+    ):
+        raise InputError(
+            f"--optimizer-dtype: not for --optimizer {optimizer_record.name}: {optimizer_record.state_format_note}"
+        )
+    return optimizer_record
 
 
 def _optimizer_state(
@@ -352,7 +356,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[Low
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """Returns the name of the training precision that the settings result in."""
+    """Returns the name of the training precision, such as mixed or pure bf16, that the settings amount to."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
@@ -360,9 +364,11 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     return short_dtype(weights) + ("-master" if has_master else "")
 
 
-def _float_format(name: str | None, option: str, default: str) -> str:
+def _float_format(format_name: str | None, option: str, default: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
-    number_format = dtype(name or default)
+    number_format = dtype(format_name or default)
     if number_format.startswith("int"):
-        raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")
+        raise InputError(
+            f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
+        )
     return number_format

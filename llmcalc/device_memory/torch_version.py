@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def is_older(version: str, other_version: tuple[int, ...]) -> bool:
-    """Whether `version`, such as `2.0.1`, is older than `other_version`; an empty text is the newest version."""
+    """Whether a torch version such as `2.0.1` is older than `other_version`; an empty text is the newest version."""
     return bool(version) and tuple(map(int, version.split("."))) < other_version

@@ -93,7 +93,7 @@ class TrainingRun:
     layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
         product; default 0.
-    meter: counts or records the storages; default a meter without a device.
+    memory_meter: counts or records the storages; default a meter without a device.
     program: the program that runs, default that of the whole model.
     profile: the kernels that run.
     offloaded: bytes of each tensor that the last forward pass has moved to the host.
@@ -104,24 +104,24 @@ class TrainingRun:
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
-        meter: Meter | Recorder | None = None,
+        memory_meter: Meter | Recorder | None = None,
         program: Flow | None = None,
     ) -> None:
         self.spec: ModelSpec = spec
-        self.training: Training = training
+        self.training: Training = training_config
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
-        self.meter: Meter | Recorder = Meter() if meter is None else meter
+        self.meter: Meter | Recorder = Meter() if memory_meter is None else memory_meter
         self.graph: Graph = Graph(self.meter)
-        self.graph.keeps_gradients = training.gradient_dtype is None
+        self.graph.keeps_gradients = training_config.gradient_dtype is None
         run_config = RunConfig(
             Workload(
-                training.batch,
-                training.seq,
-                source=training.seq if training.source is None else training.source,
+                training_config.batch,
+                training_config.seq,
+                source=training_config.seq if training_config.source is None else training_config.source,
                 phase="training",
             )
         )
@@ -130,11 +130,11 @@ class TrainingRun:
         self.lowering: Eager = self.profile(
             self.graph,
             run_config,
-            DTYPES[training.dtype],
-            recompute=training.recompute,
-            include=training.include,
-            choices=training.choices,
-            adapters=training.adapters,
+            DTYPES[training_config.dtype],
+            recompute=training_config.recompute,
+            include=training_config.include,
+            choices=training_config.choices,
+            adapters=training_config.adapters,
         )
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None
@@ -143,9 +143,11 @@ class TrainingRun:
         self.offloaded: list[int] = []
 
     def _check_choices(self) -> None:
-        """Raises `InputError` for a choice of kernels for a part that the model does not have."""
+        """Raises `InputError` for a chosen kernel of a part that the model does not have."""
         choices, has_logits = self.training.choices, self.spec.head.type == "lm"
-        if choices.capacity is not None and all(step.verb != "dispatch" for step in self.program.root.steps()):
+        if choices.capacity is not None and all(
+            operation.verb != "dispatch" for operation in self.program.root.steps()
+        ):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
         if not has_logits and choices.cross_entropy != "eager":
             raise InputError(
@@ -193,7 +195,7 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether a parameter is the weight matrix of a linear layer in the layers, or of such a layer's adapter."""
+        """Whether a parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -254,7 +256,7 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call with each parameter whose gradient is complete; None if there is none."""
+        """Returns the function to call when a parameter's gradient is complete; None if there is none."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
@@ -268,13 +270,13 @@ class TrainingRun:
 
     def _batch(self) -> None:
         """Allocates the token ids, which are also the labels, and frees the previous batch's ids."""
-        training, inputs = self.training, self.lowering.inputs
-        ids = empty(self.meter, (training.batch, training.seq), INT64)
+        training_config, inputs = self.training, self.lowering.inputs
+        ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
         inputs[TOKENS] = ids
         self.lowering.take_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
-            source = training.seq if training.source is None else training.source
-            inputs[SOURCE] = empty(self.meter, (training.batch, source), INT64)
+            source = training_config.seq if training_config.source is None else training_config.source
+            inputs[SOURCE] = empty(self.meter, (training_config.batch, source), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
@@ -285,15 +287,15 @@ class TrainingRun:
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
-        training = self.training
+        training_config = self.training
         run_step(
             self.graph,
-            training.optimizer,
+            training_config.optimizer,
             [trained_parameter],
-            training.implementation,
-            training.momentum,
-            training.state_dtype,
-            training.torch,
+            training_config.implementation,
+            training_config.momentum,
+            training_config.state_dtype,
+            training_config.torch,
         )
         trained_parameter.gradient = weight.grad = None
 
@@ -338,18 +340,18 @@ class TrainingRun:
 
 def replay(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and two steps. Raises `Unsupported` for a step without kernels.
+    """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
     layers, workspace: as in `TrainingRun`.
     """
-    meter = Meter(device)
-    return replay_steps(TrainingRun(spec, training, layers, workspace, meter), meter)
+    memory_meter = Meter(device)
+    return replay_steps(TrainingRun(spec, training_config, layers, workspace, memory_meter), memory_meter)
 
 
 class Steps(Protocol):
@@ -362,76 +364,88 @@ class Steps(Protocol):
         """Runs one step."""
 
 
-def replay_steps(run: Steps, meter: Meter) -> ReplayResult:
-    """Replays set-up and two steps, and returns the result. meter: the run's meter."""
-    run.set_up()
-    return _replay_two_steps(run, meter)
+def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
+    """Replays the set-up and two training steps, and returns the result. memory_meter: the run's meter."""
+    training_run.set_up()
+    return _replay_two_steps(training_run, memory_meter)
 
 
-def _replay_two_steps(run: Steps, meter: Meter) -> ReplayResult:
+def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     """Replays two steps of a run after its set-up, and returns the result."""
-    result = ReplayResult(set_up=meter.now)
-    run.step()
-    first_peaks, meter.peaks = meter.peaks, {}
-    meter.place = Place()
-    run.step()
-    meter.place = Place("after")
-    result.take_peaks(first_peaks, meter.peaks)
-    result.after = meter.now
-    if meter.device is not None:
-        result.read(meter.device, meter.now, meter.peak)
+    result = ReplayResult(set_up=memory_meter.now)
+    training_run.step()
+    first_peaks, memory_meter.peaks = memory_meter.peaks, {}
+    memory_meter.place = Place()
+    training_run.step()
+    memory_meter.place = Place("after")
+    result.take_peaks(first_peaks, memory_meter.peaks)
+    result.after = memory_meter.now
+    if memory_meter.device is not None:
+        result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
     return result
 
 
-def replay_steps_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """Replays a run's set-up and two steps on an allocator. meter: the run's meter."""
-    result = _replay_two_steps(run, meter)
-    meter.cut()
-    result.read(prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
+def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+    """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
+    result = _replay_two_steps(training_run, memory_meter)
+    memory_meter.cut()
+    result.read(
+        prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.opening),
+        memory_meter.now,
+        memory_meter.peak,
+    )
     return result
 
 
 def record(
-    spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, training_config: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
     recorded_steps = None
-    if not (training.keeps_gradients or training.optimizer_in_backward):
-        recorded_steps = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
-    return recorded_steps or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+    if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
+        recorded_steps = _record_passes_once(
+            TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
+        )
+    return recorded_steps or two_steps(
+        TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
+    )
 
 
-def _record_passes_once(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
-    """Records two steps with a single run of their micro-batches; None if the steps differ.
+def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents | None:
+    """Records two training steps from a single run of the micro-batches; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
-    meter.parameter_events = []
-    run.next_batch()
-    batch = meter.cut()
-    run.micro_batches()
-    passes, set_up = meter.cut(), meter.parameter_events
-    meter.parameter_events = None
-    if run.lowering.skipped:
+    memory_meter.parameter_events = []
+    training_run.next_batch()
+    batch = memory_meter.cut()
+    training_run.micro_batches()
+    passes, set_up = memory_meter.cut(), memory_meter.parameter_events
+    memory_meter.parameter_events = None
+    if training_run.lowering.skipped:
         return None
-    meter.place = Place("set-up")
-    run.lowering.prepare_unread(run.program)
-    run.prepare_training()
-    return repeat_steps(run, meter, set_up + meter.cut(), batch, passes)
+    memory_meter.place = Place("set-up")
+    training_run.lowering.prepare_unread(training_run.program)
+    training_run.prepare_training()
+    return repeat_steps(training_run, memory_meter, set_up + memory_meter.cut(), batch, passes)
 
 
 def repeat_steps(
-    run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
+    training_run: TrainingRun,
+    memory_meter: Recorder,
+    set_up: Sequence[Event],
+    batch: Sequence[Event],
+    passes: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns two steps with the same passes; None if the steps differ. batch: events that allocate the tokens."""
-    run.update()
-    first_events = meter.cut()
-    run.update()
-    update = meter.cut()
-    run.zero_grad()
-    zero_grad = meter.cut()
-    run.next_batch()
-    next_batch = meter.cut()
+    """Returns two training steps whose micro-batches all repeat the same recorded passes; None if the steps differ."""
+    training_run.update()
+    first_events = memory_meter.cut()
+    training_run.update()
+    update = memory_meter.cut()
+    training_run.zero_grad()
+    zero_grad = memory_meter.cut()
+    training_run.next_batch()
+    next_batch = memory_meter.cut()
     if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
         return None
     next_batch += rename_events(batch, next_batch)
@@ -440,11 +454,11 @@ def repeat_steps(
     )
 
 
-def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
-    """Records two steps separately."""
-    run.set_up()
-    set_up = meter.cut()
-    run.step()
-    first_events = meter.cut()
-    run.step()
-    return RecordedEvents(set_up, [first_events], [meter.cut()], PHASES)
+def two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
+    """Records two training steps one after the other."""
+    training_run.set_up()
+    set_up = memory_meter.cut()
+    training_run.step()
+    first_events = memory_meter.cut()
+    training_run.step()
+    return RecordedEvents(set_up, [first_events], [memory_meter.cut()], PHASES)

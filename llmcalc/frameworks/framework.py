@@ -1,4 +1,4 @@
-"""The registry record of a training framework: all that llmcalc knows about it, read by code that names no framework.
+"""The registry record of a training framework: its name, rules and functions.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
@@ -47,23 +47,23 @@ class RunOnRanks:
     _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks on an accelerator with this runtime; ranks with equal passes reuse them.
+    def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
+        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share them.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
-        return self._recorded_ranks.setdefault(replace(runtime, expandable=False), {})
+        return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
 
-    def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """Returns the framework's settings on an accelerator with this runtime, which `make` creates once."""
-        if runtime not in self._settings:
-            self._settings[runtime] = make()
-        return self._settings[runtime]
+    def settings_on(self, cuda_runtime: Runtime, make: Callable[[], Any]) -> Any:
+        """Returns the framework's settings on an accelerator, created by `make` at the first call."""
+        if cuda_runtime not in self._settings:
+            self._settings[cuda_runtime] = make()
+        return self._settings[cuda_runtime]
 
 
 @dataclass(frozen=True)
 class FromFile:
-    """A function whose file is imported at the first call.
+    """A function in a file that is imported at the function's first call.
 
     folder: the package of the file, `__package__` in a record. place: `file:function`.
     """
@@ -95,11 +95,11 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """Returns the fewest bytes that a layout may need whose estimated peak is `bytes`."""
+        """Returns the lower bound of a layout's memory in bytes, if `bytes` is its estimated peak."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:
-        """Returns the most bytes that a layout may need whose estimated peak is `bytes`."""
+        """Returns the upper bound of a layout's memory in bytes, if `bytes` is its estimated peak."""
         return bytes + int(self.over * bytes)
 
 
@@ -107,16 +107,16 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-def _accept_every_run(memory: Memory, version: str) -> None:
-    """Accepts every request: the framework's default for checks before a layout is known."""
+def _accept_every_run(memory_estimate: Memory, version: str) -> None:
+    """Accepts every run; for frameworks without checks before a layout is known."""
 
 
-def _no_document_values(run: RunOnRanks) -> Mapping[str, Any]:
+def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns no values for the JSON document; the default `Framework.document`."""
     return {}
 
 
-def _eager_stack(launch: Launch | None, compiled: bool) -> str:
+def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
     """Returns the name of the software stack that times eager PyTorch; the default `Framework.stack`."""
     return "torch"
 
@@ -180,9 +180,9 @@ class Framework:
     narrow_precisions: frozenset[str] = frozenset()
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
-        """Returns the tests and measurements that support results for a layout. trains: whether the run is training."""
+        """Returns the tests and measurements behind the results for a layout. trains: whether the run is training."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
-    def is_implied(self, request: LayoutRequest) -> bool:
-        """Whether the layout options that a user gave imply this framework, though they do not name it."""
-        return self.implied_by is not None and self.implied_by[1](request)
+    def is_implied(self, layout_request: LayoutRequest) -> bool:
+        """Whether the user's layout options imply this framework, though they do not name it."""
+        return self.implied_by is not None and self.implied_by[1](layout_request)

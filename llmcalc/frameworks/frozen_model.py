@@ -39,12 +39,15 @@ class FrozenModel:
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
-        """Returns the frozen weights' bytes per device. parameters: their number. trained_dtype: trained format."""
+        """Returns the frozen weights' bytes per device.
+
+        parameters: number of parameters. trained_dtype: trained format.
+        """
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
-    def bytes_beside(self, memory: Memory) -> int:
-        """Returns the frozen weights' bytes per device, in addition to the memory of the training run."""
-        return self.bytes(memory.states.count.total, memory.states.dtype)
+    def bytes_beside(self, memory_estimate: Memory) -> int:
+        """Returns the frozen weights' bytes per device, which add to the memory of the training run."""
+        return self.bytes(memory_estimate.states.count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
         """Returns the frozen model as values of a JSON document."""
@@ -53,7 +56,7 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class SecondLoss:
-    """A second loss over the same logits, which saves a copy of the logits in addition to the trainer's loss.
+    """A second loss over the same logits, which saves another copy of the logits.
 
     source: the file that computes it. width: bytes per logit. name: its name in reports.
     """
@@ -65,13 +68,13 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """What is added to the memory of training: the loss alone."""
+        """What is added to the memory_estimate of training: the loss alone."""
         return (self,)
 
-    def bytes_beside(self, memory: Memory) -> int:
+    def bytes_beside(self, memory_estimate: Memory) -> int:
         """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
-        workload = memory.states.workload
-        return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
+        workload = memory_estimate.states.workload
+        return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
 
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""

@@ -29,7 +29,7 @@ WITHOUT_PLAN = (
 """Source of the memory of a rank with parts that torch itself does not divide."""
 
 
-def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
+def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: Runtime) -> Memory:
     """Returns the memory of one inference rank. whole_model: the undivided model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
@@ -37,15 +37,20 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
     include = whole_model.states.count.include
-    divided_memory = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
+    divided_memory = memory(
+        model, whole_model.settings, whole_model.published, include, whole_model.config, cuda_runtime
+    )
     return replace(divided_memory, _recordings=whole_model._recordings)
 
 
-def rank_memory(memory: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layers numbered as in the whole model. memory: from `inference_rank`."""
-    model = memory.spec
+def rank_memory(memory_estimate: Memory) -> DeviceMemory:
+    """Returns a rank's device memory, with layer indices of the whole model. memory_estimate: from `inference_rank`.
+
+    memory_estimate: from `inference_rank`.
+    """
+    model = memory_estimate.spec
     assert isinstance(model, RankModel)
-    device, start = memory.device, min(model.chunks.layers, default=0)
+    device, start = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_numbers(point: Point) -> Point:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)

@@ -56,7 +56,7 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
 
 
 def communicators(layout: Layout, framework: Framework) -> list[int]:
-    """Returns the sizes, in ranks, of the NCCL communicators that a rank belongs to, except pipeline communicators.
+    """Returns the sizes, in ranks, of the NCCL communicators of a rank, except pipeline communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
@@ -66,10 +66,15 @@ def communicators(layout: Layout, framework: Framework) -> list[int]:
 
 
 def with_nccl(
-    memory: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
+    memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch: str = ""
 ) -> DeviceMemory:
-    """Returns a rank's memory with the bytes of NCCL's buffers added; unchanged where their size is not known."""
-    if not framework.nccl_is_known or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
+    """Returns a rank's memory with the bytes of NCCL's buffers added; unchanged if their size is not known."""
+    if (
+        not framework.nccl_is_known
+        or layout.pp > 1
+        or layout.world > MACHINE
+        or not cuda_runtime.gpu.startswith("A100")
+    ):
         return memory
     size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))
     if not size:

@@ -1,4 +1,4 @@
-"""Estimates a rank's peak memory without an allocator, from a micro-batch's saved activations and its passes' peaks.
+"""Estimates a rank's peak memory without an allocator, from the activations that a micro-batch saves and its peaks.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -52,15 +52,15 @@ class PeakByPath(NamedTuple):
     by_path: Mapping[str, int]
 
     @staticmethod
-    def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
+    def since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
+        """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peaks: dict[str, int] = {}
-        for module_path, peak in meter.peaks.items():
+        for module_path, peak in memory_meter.peaks.items():
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peak bytes with `count` more layers. next_longer: the peaks with one more layer."""
+        """Returns the peak bytes with `count` more layers. next_longer: the peak bytes with one more layer."""
         bytes_by_path = next_longer.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
@@ -111,7 +111,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def between_layers_and_head(self) -> int:
-        """Bytes saved between the last layer and the head, in either direction."""
+        """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
     @property
@@ -122,7 +122,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def backward_outside_modules(self) -> int:
-        """The peak bytes of the backward pass while no module runs, when the embedding gets its gradient."""
+        """The peak bytes of the backward pass outside all modules, when the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
     @property
@@ -158,7 +158,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the number of parameters if every tensor's rows are padded to a multiple of the shards."""
+    """Returns the number of parameters, with each tensor's rows padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -222,7 +222,7 @@ class PeakEstimate:
         stacks = [
             [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
         ]
-        return [kind for stack in stacks if stack for kind in layer_kinds(stack)]
+        return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 
     @cached_property
     def experts(self) -> int:
@@ -249,7 +249,7 @@ class PeakEstimate:
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
+        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from layers measured elsewhere."""
         shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
@@ -277,7 +277,7 @@ class PeakEstimate:
     def _rank_peak(
         self, layout: Layout, schedule: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
-        """Returns the peak bytes of a rank, the largest over four moments of a training step.
+        """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -315,7 +315,7 @@ class PeakEstimate:
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
-        """Returns the peak bytes of the first backward pass, which starts without gradients.
+        """Returns the peak bytes of the first backward pass of a step, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
@@ -352,7 +352,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a pipeline stage; `dense` includes the routed experts here."""
+        """Counts the parameters of a pipeline stage; here `dense` includes the routed experts."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         tree_nodes = [
@@ -378,16 +378,16 @@ class PeakEstimate:
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
+        """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
         for i in stage.layers:
-            kind = id(self.layer_kinds[i])
-            if kind_runs and kind_runs[-1][0] == kind:
+            layer_type = id(self.layer_kinds[i])
+            if kind_runs and kind_runs[-1][0] == layer_type:
                 kind_runs[-1][1] += 1
             else:
-                kind_runs.append([kind, 1])
+                kind_runs.append([layer_type, 1])
         return self._kind_runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
@@ -504,44 +504,54 @@ class DividedInRing(Divided, RingAttention):
 
 
 class RingChunk(Chunk):
-    """The layers of one pipeline stage under ring attention, where a rank has a part of each sequence."""
+    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
 
     def __init__(
-        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self,
+        spec: ModelSpec,
+        training_config: Training,
+        layout: Layout,
+        rank: int,
+        stage: Stage,
+        memory_meter: Meter | Recorder,
     ) -> None:
         super().__init__(
-            spec, replace(training, seq=part_of_sequence(layout, training.seq)), layout, rank, stage, meter
+            spec,
+            replace(training_config, seq=part_of_sequence(layout, training_config.seq)),
+            layout,
+            rank,
+            stage,
+            memory_meter,
         )
         self.lowering.ring = ring_of(layout, rank)
 
 
-def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
-    """Returns a function that measures bytes of passes of torch's kernels. Raises `Unsupported` for kernels without a
-    ring."""
+def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
+    """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
-        meter = Meter()
-        chunk = RingChunk(spec, training, layout, 0, stage, meter)
+        memory_meter = Meter()
+        chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
         measured: list[MicroBatchBytes] = []
         for count in (repeats[0], *repeats):  # the first pass makes the gradients
             chunk.lowering.run_only = {} if count is None else {0: count}
             if not measured:
                 chunk.set_up()
-                after_set_up = meter.now
-            bytes_before = meter.now
-            meter.restart()
+                after_set_up = memory_meter.now
+            bytes_before = memory_meter.now
+            memory_meter.restart()
             flight = chunk.forward_of()
-            saved_bytes, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
-            meter.restart()
+            saved_bytes, forward = memory_meter.now - bytes_before, PeakByPath.since_restart(memory_meter, bytes_before)
+            memory_meter.restart()
             chunk.backward_of(flight)
-            backward = PeakByPath.since_restart(meter, bytes_before)
+            backward = PeakByPath.since_restart(memory_meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not measured:  # tables, and tensors that live until the next micro-batch
-                remaining_bytes = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+                remaining_bytes = memory_meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
@@ -561,24 +571,28 @@ THREADS = 2
 """The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 
 
-def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
+def bytes_per_parameter(memory_estimate: Memory, flat: bool = False) -> BytesPerParameter:
     """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
-    use, n = memory.states, memory.states.count.total
-    if use.optimizer is not None and memory.settings.lora_rank is None:
-        states_per_parameter = optimizer(use.optimizer.name).per_element(flat)
+    memory_use, n = memory_estimate.states, memory_estimate.states.count.total
+    if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
+        states_per_parameter = optimizer(memory_use.optimizer.name).per_element(flat)
         if states_per_parameter is not None:
-            per_matrix, adamw_extra = (count * bytes_of(1, use.optimizer.dtype) for count in states_per_parameter)
-            master_bytes = use.master_weights / n
-            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master_bytes, adamw_extra)
-    states = 0 if use.optimizer is None else use.optimizer.bytes
-    return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
+            per_matrix, adamw_extra = (
+                count * bytes_of(1, memory_use.optimizer.dtype) for count in states_per_parameter
+            )
+            master_bytes = memory_use.master_weights / n
+            return BytesPerParameter(
+                memory_use.weights / n, memory_use.gradients / n, per_matrix + master_bytes, adamw_extra
+            )
+    states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
+    return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)
 
 
 def estimate_with_torch_kernels(
-    memory: Memory,
+    memory_estimate: Memory,
     per_parameter: BytesPerParameter,
     computing: Training,
     transient: TransientBytesOfRank,
@@ -591,9 +605,16 @@ def estimate_with_torch_kernels(
     transient: counts the transient bytes of a rank.
     pads: whether shards are equally many rows of every tensor, rounded up.
     """
-    fixed_bytes = memory.runtime.context + THREADS * memory.runtime.workspace
-    passes = torch_passes(memory.spec, computing)
-    frees = not memory.training().keeps_gradients
+    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
+    passes = torch_passes(memory_estimate.spec, computing)
+    frees = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
-        memory.spec, per_parameter, passes, memory.states.count.include, fixed_bytes, transient, frees, pads
+        memory_estimate.spec,
+        per_parameter,
+        passes,
+        memory_estimate.states.count.include,
+        fixed_bytes,
+        transient,
+        frees,
+        pads,
     )

@@ -43,7 +43,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The memory of a model on many devices. run: the model's run over them. framework: the framework that runs it."""
+    """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -51,16 +51,19 @@ class Cluster:
 
     @staticmethod
     def of(
-        memory: Memory,
+        memory_estimate: Memory,
         layout: Layout,
         framework: Framework | str,
         version: str = "",
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
-        record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory, layout, version, own_settings, frozen), record)
+        """Returns the memory of a layout's devices. framework: record or name; other arguments as in `RunOnRanks`.
+
+        framework: a record or its name; other arguments as in `RunOnRanks`.
+        """
+        framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
+        return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), framework_record)
 
     @property
     def memory(self) -> Memory:
@@ -118,31 +121,31 @@ class Cluster:
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
-    def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
+    def on(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
-        return tuple(self.rank_memory(rank, runtime) for rank in self.ranks)
+        return tuple(self.rank_memory(rank, cuda_runtime) for rank in self.ranks)
 
-    def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
+    def rank_memory(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         """Returns the memory of one rank; its replay is cached."""
-        if (rank, runtime) not in self._replayed:
-            self._replayed[rank, runtime] = self._replay(rank, runtime)
-        return self._replayed[rank, runtime]
+        if (rank, cuda_runtime) not in self._replayed:
+            self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
+        return self._replayed[rank, cuda_runtime]
 
-    def tensor_bytes(self, rank: int, runtime: Runtime) -> int:
-        """Returns the bytes of tensors of a rank in training at its peak; 0 where only its replay tells them."""
+    def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
+        """Returns the bytes of tensors of a rank at its peak in training; 0 if only its replay computes them."""
         record = self.framework
-        return record.tensor_bytes(self.run, rank, runtime) if self.trains and record.tensor_bytes else 0
+        return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
 
-    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
+    def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         if self.trains:
-            memory = self.framework.rank_memory(self.run, rank, runtime)
+            memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
         else:
             check_serving(self.layout, self.framework)
-            memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
-        memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
+            memory = rank_memory(inference_rank(self.memory, self.layout, rank, cuda_runtime))
+        memory = with_nccl(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:
@@ -153,10 +156,10 @@ class Cluster:
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
-        use = self.memory.states
+        memory_use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
-        optimizer = None if use.optimizer is None else use.optimizer.name
-        evidence = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
+        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
+        evidence = record.run(evidence_of_parts(self.spec, memory_use.count.include), optimizer)
         return evidence if record.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
@@ -214,29 +217,29 @@ class Cluster:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
                 return messages
-        gradients, use = self.framework.gradient_rules(), self.memory.states
+        gradients, memory_use = self.framework.gradient_rules(), self.memory.states
         return rank_messages(
             self.spec,
             self.layout,
-            use.workload,
+            memory_use.workload,
             gradients,
             self.micro_batches,
             rank,
-            width=DTYPE_BITS[use.dtype] // 8,
-            include=use.count.include,
+            width=DTYPE_BITS[memory_use.dtype] // 8,
+            include=memory_use.count.include,
             recompute=self.settings.recomputed(),
         )
 
 
 def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
+    """Whether each pipeline chunk contains all layers of the chunk with the same index in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
-def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:
+def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation that runs: the requested one, or the framework's default."""
-    requested = memory.settings.attn_implementation
-    return requested or framework.attention or default_attention(memory.settings, memory.spec)
+    requested = memory_estimate.settings.attn_implementation
+    return requested or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:

@@ -40,31 +40,36 @@ def framework(name: str) -> Framework:
     return record
 
 
-def framework_of(request: LayoutRequest) -> Framework:
-    """Returns the framework that a layout names, or the one that its options imply."""
-    if request.framework is not None:
-        return framework(request.framework)
-    implied_frameworks = (record for name in NAMES if (record := framework(name)).implied_by is not None)
-    return next((record for record in implied_frameworks if record.is_implied(request)), framework(WITHOUT_A_NAME))
+def framework_of(layout_request: LayoutRequest) -> Framework:
+    """Returns the framework that a layout names, or the framework that its options imply."""
+    if layout_request.framework is not None:
+        return framework(layout_request.framework)
+    implied_frameworks = (
+        framework_record for name in NAMES if (framework_record := framework(name)).implied_by is not None
+    )
+    return next(
+        (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
+        framework(WITHOUT_A_NAME),
+    )
 
 
-def frameworks_for_plans(request: LayoutRequest) -> tuple[Framework, ...]:
+def frameworks_for_plans(layout_request: LayoutRequest) -> tuple[Framework, ...]:
     """Returns the frameworks whose layouts a plan tries: the named or implied one, else `FOR_PLANS`."""
-    implied_framework = framework_of(request)
-    if request.framework is not None or implied_framework.is_implied(request):
+    implied_framework = framework_of(layout_request)
+    if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)
     return tuple(framework(name) for name in FOR_PLANS)
 
 
-def layout_of(request: LayoutRequest) -> Layout:
-    """Returns the parallel layout of a request, completed with its framework's defaults.
+def layout_of(layout_request: LayoutRequest) -> Layout:
+    """Returns the parallel layout of a request, completed by its framework's defaults.
 
     Raises `InputError` for options that contradict each other.
     """
-    return request.layout(framework_of(request).layouts.keeps_gathered)
+    return layout_request.layout(framework_of(layout_request).layouts.keeps_gathered)
 
 
 def plugins() -> dict[str, Plugin]:
-    """Returns name → framework, for frameworks that configs of accelerate and of the Trainer can select."""
+    """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
     plugins_by_name = ((name, framework(name).plugin) for name in NAMES)
     return {name: plugin for name, plugin in plugins_by_name if plugin is not None}

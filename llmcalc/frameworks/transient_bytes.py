@@ -1,4 +1,4 @@
-"""A rank's temporary bytes at moments of a training step, in addition to its passes and its parameters.
+"""A rank's temporary bytes at points of a training step, which add to its activations and parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes by moment of a step, in addition to its passes and parameters. All are 0 by default.
+    """A rank's temporary bytes at each point of a training step; all are 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -93,7 +93,7 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], 
 
 
 def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
-    """Returns zero temporary bytes, for frameworks that allocate none."""
+    """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
     return TransientBytes()
 
 
@@ -140,70 +140,74 @@ SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def measure_optimizer_step(training: Training, flat: bool = False) -> OptimizerStepBytes:
+def measure_optimizer_step(training_config: Training, flat: bool = False) -> OptimizerStepBytes:
     """Measures the temporary bytes of an optimizer's step on one, two and three matrices.
 
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
     flat: whether a rank's shard of all parameters is one tensor, without rows.
     """
-    if training.optimizer_in_backward or training.adapters is not None:  # little: one tensor, or adapters alone
+    if (
+        training_config.optimizer_in_backward or training_config.adapters is not None
+    ):  # little: one tensor, or adapters alone
         return OptimizerStepBytes()
-    dtype, elements = DTYPES[training.dtype], SIDE * SIDE
-    gradient_type = training.gradient_dtype or dtype
-    has_copies = training.master and FLOAT32 not in (dtype, gradient_type)
+    dtype, elements = DTYPES[training_config.dtype], SIDE * SIDE
+    gradient_type = training_config.gradient_dtype or dtype
+    has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
     copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if flat:
         return OptimizerStepBytes(
-            _step_peak(training, gradient_type, has_copies, 1, flat=True) / elements,
+            _step_peak(training_config, gradient_type, has_copies, 1, flat=True) / elements,
             gradient_copy=copy,
             gradient_width=width,
         )
-    peak_of_1, peak_of_2, peak_of_3 = (_step_peak(training, gradient_type, has_copies, n) / elements for n in (1, 2, 3))
+    peak_of_1, peak_of_2, peak_of_3 = (
+        _step_peak(training_config, gradient_type, has_copies, n) / elements for n in (1, 2, 3)
+    )
     per_parameter = max(0.0, peak_of_3 - peak_of_2)
     per_largest = max(0.0, peak_of_1 - per_parameter)
     per_next_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
     per_adamw_parameter = None
-    if optimizer(training.optimizer).by_matrix:
-        by_adamw = _step_peak(training, gradient_type, has_copies, 1, is_matrix=False) / elements
+    if optimizer(training_config.optimizer).by_matrix:
+        by_adamw = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
         per_adamw_parameter = max(0.0, by_adamw - per_parameter)
     return OptimizerStepBytes(per_parameter, per_largest, per_next_largest, per_adamw_parameter, copy, width)
 
 
 def _step_peak(
-    training: Training,
+    training_config: Training,
     gradient_type: Dtype,
     has_copies: bool,
     count: int,
     is_matrix: bool = True,
     flat: bool = False,
 ) -> int:
-    """Replays two optimizer steps over `count` tensors and returns the temporary bytes of the second one.
+    """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
     has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
     for matrices in a layer. flat: whether they are vectors.
     """
-    meter = Meter()
-    graph, shape = Graph(meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
-    weight_type = FLOAT32 if training.master else DTYPES[training.dtype]
+    memory_meter = Meter()
+    graph, shape = Graph(memory_meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
+    weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
-        OptimizedParameter(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)
+        OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not flat) for _ in range(count)
     ]
-    gradients = [empty(meter, shape, gradient_type) for _ in trained_parameters]
+    gradients = [empty(memory_meter, shape, gradient_type) for _ in trained_parameters]
     bytes_before = 0
     for _ in range(2):  # the first step allocates the optimizer's states
-        bytes_before = meter.now
-        meter.restart()
+        bytes_before = memory_meter.now
+        memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
-            parameter.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
+            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
         run_step(
             graph,
-            training.optimizer,
+            training_config.optimizer,
             trained_parameters,
-            training.implementation,
-            training.momentum,
-            training.state_dtype,
-            training.torch,
+            training_config.implementation,
+            training_config.momentum,
+            training_config.state_dtype,
+            training_config.torch,
         )
         for parameter in trained_parameters:
             parameter.gradient = None
-    return meter.peak - bytes_before
+    return memory_meter.peak - bytes_before

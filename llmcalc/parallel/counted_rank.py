@@ -1,4 +1,4 @@
-"""The options that count one rank of a layout instead of the full model.
+"""The options that select one rank of a layout, whose costs are counted instead of the full model's.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -34,7 +34,7 @@ class RankRequest:
 
     def __init__(self, **options: Any) -> None:
         self.rank: int | None = options.pop("rank", None)
-        self.sizes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.sizes: dict[str, Any] = {option_name: value for option_name, value in options.items() if value is not None}
 
     @property
     def has_options(self) -> bool:
@@ -42,7 +42,7 @@ class RankRequest:
         return bool(self.sizes) or self.rank is not None
 
     def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
-        """Returns the requested rank's share of a model; None without options.
+        """Returns the requested rank's part of a model; None if no layout was requested.
 
         cost: the cost whose maximum selects the rank if no rank number was given.
         quantity: that cost in words.
@@ -55,9 +55,9 @@ class RankRequest:
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
-        request = LayoutRequest(**self.sizes)
-        with suggest_nearest_layouts(spec, request):
-            layout = request.layout()
+        layout_request = LayoutRequest(**self.sizes)
+        with suggest_nearest_layouts(spec, layout_request):
+            layout = layout_request.layout()
             if self.rank is None:
                 reason = f"the first rank that {quantity} the most" if layout.world > 1 else ""
                 return RankShare(heaviest_rank(spec, layout, cost), reason)
@@ -74,4 +74,4 @@ NO_RANK_OPTIONS = RankRequest()
 
 def rank_settings() -> dict[str, Declared]:
     """Returns the settings that request the counts of one rank, by name."""
-    return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}
+    return {**{option_name: declared(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}

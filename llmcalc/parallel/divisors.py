@@ -6,7 +6,7 @@ from math import isqrt
 
 
 def divisors(number: int, maximum: int | None = None) -> list[int]:
-    """Returns the divisors of a positive number in ascending order, in at most √number steps.
+    """Returns the divisors of a positive number in ascending order, in √number operations.
 
     maximum: the largest divisor to return; None (default) for no limit.
     """

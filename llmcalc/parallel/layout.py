@@ -81,9 +81,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for sizes that contradict each other."""
-        for name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')}: {getattr(self, name)}; expected a positive whole number")
+        for option_name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
+            if getattr(self, option_name) < 1:
+                raise InputError(
+                    f"--{option_name.replace('_', '-')}: {getattr(self, option_name)}; expected a positive whole number"
+                )
         if self.etp is not None and self.etp < 1:
             raise InputError(f"--etp: {self.etp}; expected a positive whole number")
         if self.zero not in get_args(Zero):
@@ -121,7 +123,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """The number of devices."""
+        """The number of devices (ranks)."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -162,7 +164,7 @@ class Layout:
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def data(self) -> dict[str, object]:
-        """Returns the JSON object of the layout."""
+        """Returns the layout as a JSON object."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"world": self.world, **values, "etp": self.expert_tp}
 
@@ -239,10 +241,10 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
         raise ImpossibleLayout(
             f"--pp {layout.pp}: {count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
         )
-    sizes = layout.pp_layout or (layers // count,) * count
-    if sum(sizes) != layers:
-        raise ImpossibleLayout(f"--pp-layout: {sum(sizes)} layers in all; expected the model's {layers}")
+    layers_per_stage = layout.pp_layout or (layers // count,) * count
+    if sum(layers_per_stage) != layers:
+        raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
     start = 0
-    for i, size in enumerate(sizes):
-        yield Stage(i % layout.pp, i // layout.pp, range(start, start + size), i == 0, i == count - 1)
-        start += size
+    for i, stage_layers in enumerate(layers_per_stage):
+        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == count - 1)
+        start += stage_layers

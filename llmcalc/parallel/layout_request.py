@@ -1,4 +1,4 @@
-"""Parallelism options as given, and the layout derived from them."""
+"""The parallelism options as the user typed them, and the layout that follows from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
 
 @frozen
 class LayoutRequest:
-    """Parallelism options as given; None for an option that was not given."""
+    """The parallelism options as the user typed them; None for an option that was not typed."""
 
     devices: Annotated[
         int | None,
@@ -153,9 +153,9 @@ class LayoutRequest:
 
     @property
     def is_undivided(self) -> bool:
-        """Whether only the number of devices was given, without an option that divides the model."""
+        """Whether only the number of devices was typed, without an option that divides the model."""
         names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
-        return self.devices is not None and all(getattr(self, name) is None for name in names)
+        return self.devices is not None and all(getattr(self, option_name) is None for option_name in names)
 
     @property
     def pipeline(self) -> bool:
@@ -168,8 +168,8 @@ class LayoutRequest:
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
         sizes: dict[str, Any] = {
-            name: value
-            for name in (
+            option_name: value
+            for option_name in (
                 "tp",
                 "pp",
                 "vpp",
@@ -182,7 +182,7 @@ class LayoutRequest:
                 "prefetch",
                 "sequence_parallel",
             )
-            if (value := getattr(self, name)) is not None
+            if (value := getattr(self, option_name)) is not None
         }
         if keeps_gathered(self.pp or 1, self.zero_stage()):
             sizes.setdefault("reshard", False)
@@ -205,13 +205,13 @@ class LayoutRequest:
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
-    def groups(self, dp: int, cp: int, zero: int) -> int:
-        """Returns the number of ZeRO groups that `--zero-group` makes of data- and context-parallel ranks.
+    def groups(self, dp: int, cp: int, zero_stage: int) -> int:
+        """Returns the number of groups into which `--zero-group` divides the data- and context-parallel ranks.
 
         Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.
         """
         assert self.zero_group is not None
-        if zero == 0:
+        if zero_stage == 0:
             raise InputError(f"--zero-group {self.zero_group}: nothing is sharded; expected --zero 1, 2 or 3 too")
         if self.hsdp_replicas is not None:
             raise InputError(

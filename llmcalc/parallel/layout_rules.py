@@ -30,6 +30,6 @@ class LayoutRules:
     pipelines_on_request: bool = False
     keeps_gathered_in_pipelines: bool = False
 
-    def keeps_gathered(self, pp: int, zero: int) -> bool:
+    def keeps_gathered(self, pp: int, zero_stage: int) -> bool:
         """Whether gathered weights stay on the device after the forward pass by default."""
-        return self.keeps_gathered_in_pipelines and pp > 1 and zero == 3
+        return self.keeps_gathered_in_pipelines and pp > 1 and zero_stage == 3

@@ -1,4 +1,4 @@
-"""Messages of one rank in a training step: their number and their bytes, by group and kind.
+"""The collective messages of one rank in a training step: number and bytes, by process group and kind of collective.
 
 tensor, experts, sequence: where placements change (`placements.py`), once per micro-batch and chunk of layers.
 data: all-reduce or reduce-scatter of gradients over the ranks with the same weights, and all-gather of weights
@@ -137,8 +137,8 @@ def rank_messages(
     for chunk in chunks:
         rules = width, include, gradients.own_checkpointing, recompute_rule
         for collective in _program_collectives(chunk.program, run_config, *rules):
-            group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
-            messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
+            group, ranks, collective_kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
+            messages.append(Message(group, ranks, collective_kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, width)
     messages += _tensor_group_gradients(spec, layout, chunks, include, gradients, width)
@@ -156,7 +156,7 @@ def _program_collectives(
     own_checkpointing: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
-    """Returns the collectives of a program's passes, shared by layouts that differ only in replicas or stages."""
+    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share them."""
     placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
     return tuple(placements.run(program))
 
@@ -195,7 +195,7 @@ def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: i
 
 
 def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """Returns the all-reduces of the loss over a divided vocabulary."""
+    """Returns the all-reduces of the loss where the vocabulary is divided over ranks."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
@@ -218,7 +218,12 @@ def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, widt
 
 
 def _tensor_group_gradients(
-    spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
+    spec: ModelSpec,
+    layout: Layout,
+    chunks: list[Chunk],
+    include: frozenset[str],
+    gradients: GradientRules,
+    width: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the gradients of weights replicated over a tensor-parallel group.
 
@@ -276,9 +281,9 @@ class ReplicaGroup(NamedTuple):
     shards: int
     replicas: int
 
-    def message(self, kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """Returns messages among the ranks that shard the weights."""
-        return Message("expert dp" if self.expert else "dp", self.shards, kind, bytes, count)
+    def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
+        """Returns the collective messages among the ranks that shard the same weights."""
+        return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
         """Returns all-reduces of this rank's shard over all replicas."""
@@ -305,7 +310,12 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 
 
 def _embedding_messages(
-    spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
+    spec: ModelSpec,
+    layout: Layout,
+    chunks: list[Chunk],
+    include: frozenset[str],
+    gradients: GradientRules,
+    width: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"

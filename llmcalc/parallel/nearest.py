@@ -33,7 +33,7 @@ GIVEN, UNEVEN = 2.0, 0.5
 
 @contextmanager
 def suggest_nearest_layouts(
-    spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3
+    spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None, maximum: int = 3
 ) -> Iterator[None]:
     """Adds the nearest possible layouts to the error about an impossible layout.
 
@@ -43,24 +43,26 @@ def suggest_nearest_layouts(
     try:
         yield
     except ImpossibleLayout as error:
-        if not request.has_options:
+        if not layout_request.has_options:
             raise
-        suggestions = nearest_layouts_text(spec, request, seq, maximum)
+        suggestions = nearest_layouts_text(spec, layout_request, seq, maximum)
         raise InputError(f"{error}; {suggestions}" if suggestions else str(error)) from None
 
 
-def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3) -> str:
-    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
-    suggestions = [_options_text(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
+def nearest_layouts_text(
+    spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None, maximum: int = 3
+) -> str:
+    """Returns a text of options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
+    suggestions = [_options_text(layout) for layout in islice(nearest_layouts(spec, layout_request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
 def _options_text(layout: Layout) -> str:
-    """Returns the options of a layout, without a schedule that --vpp implies."""
+    """Returns the options of a layout as text, without the schedule if --vpp implies it."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
-def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
+def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
     """Yields the layouts that the model can have, nearest first.
 
     seq: tokens of a sequence, which ranks may divide; None (default) if unknown.
@@ -69,20 +71,20 @@ def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = N
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     yielded_layouts: set[Layout] = set()
-    candidates = _near_layouts(spec, request, layers)
+    candidates = _near_layouts(spec, layout_request, layers)
     for _, layout in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1].options())):
         if layout not in yielded_layouts and _divides_sequence(layout, seq) and _is_possible(spec, layout, layers):
             yield layout
         yielded_layouts.add(layout)
 
 
-def _near_layouts(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts with sizes near the requested ones, each with its distance."""
+def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
+    """Yields layouts whose group sizes are near the requested ones, each with its distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
-    target = {name: getattr(request, name) or 1 for name in SIZES}
-    if request.fsdp is not None:
-        target["dp"] = request.fsdp * (request.hsdp_replicas or 1)
+    target = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
+    if layout_request.fsdp is not None:
+        target["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
 
     def divides_axes(tp: int) -> bool:
         rank_axes = RankAxes(layout := Layout(tp=tp), layout.coordinates(0))
@@ -95,28 +97,28 @@ def _near_layouts(spec: ModelSpec, request: LayoutRequest, layers: int) -> Itera
         return True
 
     expert_sizes = divisors(experts) if experts else [1]
-    ep = [1] if request.ep is None or not experts else _nearest_sizes(target["ep"], expert_sizes)
-    instead_of_ep = [target["ep"], 1] if request.ep is not None and request.tp is None else []
+    ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(target["ep"], expert_sizes)
+    instead_of_ep = [target["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_sizes = filter(divides_axes, _tensor_sizes(axes, target["tp"]))
     tp = _nearest_sizes(target["tp"], tensor_sizes, *filter(divides_axes, instead_of_ep))
     stage_counts = range(1, min(layers, FAR * target["pp"]) + 1)
     pp = _nearest_sizes(target["pp"], stage_counts, *_nearest_sizes(target["pp"], divisors(layers)))
     chunk_counts = range(1, min(layers, FAR * target["vpp"]) + 1)
-    vpp = [1] if request.vpp is None else _nearest_sizes(target["vpp"], chunk_counts, 1)
+    vpp = [1] if layout_request.vpp is None else _nearest_sizes(target["vpp"], chunk_counts, 1)
     for group_sizes in product(tp, pp, vpp, ep):
         sizes: dict[str, Any] = dict(zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=target["cp"])
         if sizes["pp"] * sizes["vpp"] > layers or (sizes["vpp"] > 1 and sizes["pp"] == 1):
             continue
-        for etp in {request.etp or sizes["tp"], 1} if sizes["ep"] > 1 or request.etp else {None}:
-            for dp in _replica_counts(request, target["dp"], sizes, etp or sizes["tp"]):
+        for etp in {layout_request.etp or sizes["tp"], 1} if sizes["ep"] > 1 or layout_request.etp else {None}:
+            for dp in _replica_counts(layout_request, target["dp"], sizes, etp or sizes["tp"]):
                 candidate = sizes | {"dp": dp, "etp": etp}
-                layout = _layout_of_sizes(request, layers, target, candidate)
+                layout = _layout_of_sizes(layout_request, layers, target, candidate)
                 if layout is not None:
-                    yield _layout_distance(request, target, candidate, layout), layout
+                    yield _layout_distance(layout_request, target, candidate, layout), layout
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
-    """Returns the `FEW` possible sizes nearest to a size, and `extra_sizes`."""
+    """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
@@ -127,71 +129,75 @@ def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
     return divisors(common_divisor, FAR * size) if common_divisor else range(max(1, size - FEW), size + FEW + 1)
 
 
-def _replica_counts(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
+def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
     """Returns numbers of replicas to try.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """
     replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
-    if request.devices is not None:
-        replicas = request.devices // replica_devices
-        return {max(1, replicas)} if request.devices % replica_devices == 0 else {max(1, replicas), replicas + 1}
+    if layout_request.devices is not None:
+        replicas = layout_request.devices // replica_devices
+        return {max(1, replicas)} if layout_request.devices % replica_devices == 0 else {max(1, replicas), replicas + 1}
     least_replicas = sizes["ep"] * etp // gcd(sizes["ep"] * etp, sizes["tp"] * sizes["cp"])
     return {dp, -(-dp // least_replicas) * least_replicas, max(1, dp // least_replicas) * least_replicas}
 
 
 def _layout_of_sizes(
-    request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
+    layout_request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
 ) -> Layout | None:
-    """Returns the layout with these sizes and the requested options; None if it is impossible."""
+    """Returns the layout with these group sizes and the requested options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
-    pp_layout = request.pp_layout
+    pp_layout = layout_request.pp_layout
     if pp_layout is None or len(pp_layout) != stage_count or sum(pp_layout) != layers:
         is_even = layers % stage_count == 0
         if not is_even and (pp, vpp) != (target["pp"], target["vpp"]):
             return None
         pp_layout = None if is_even else even_stage_sizes(layers, stage_count)
-    options: dict[str, Any] = {"hsdp_replicas": request.hsdp_replicas or 1}
-    for name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
-        if getattr(request, name) is not None:
-            options[name] = getattr(request, name)
+    options: dict[str, Any] = {"hsdp_replicas": layout_request.hsdp_replicas or 1}
+    for option_name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
+        if getattr(layout_request, option_name) is not None:
+            options[option_name] = getattr(layout_request, option_name)
     etp = None if sizes["etp"] == sizes["tp"] else sizes["etp"]
     try:
         return Layout(
             **sizes | {"etp": etp},
             **options,
             pp_layout=pp_layout,
-            schedule=_schedule_of_sizes(request, pp, vpp),
-            zero=3 if request.fsdp is not None else request.zero or 0,  # type: ignore[arg-type]
+            schedule=_schedule_of_sizes(layout_request, pp, vpp),
+            zero=3 if layout_request.fsdp is not None else layout_request.zero or 0,  # type: ignore[arg-type]
         )
     except InputError:
         return None
 
 
-def _schedule_of_sizes(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
-    """Returns the requested schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
+def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Schedule:
+    """Returns the requested pipeline schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
-    schedule = request.schedule or "1f1b"
+    schedule = layout_request.schedule or "1f1b"
     if schedule == "interleaved" or (schedule == "dualpipe" and pp % 2):
         return "1f1b"
     return schedule
 
 
-def _layout_distance(request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout) -> float:
-    """Returns the distance of a layout from the requested one: a weighted sum over its sizes."""
-    distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != request.pp_layout else 0.0
-    for name in ("tp", "pp", "dp", "ep", "vpp"):
-        is_given = getattr(request, name) is not None or (name == "dp" and request.fsdp is not None)
-        if name != "dp" or request.devices is None:
-            distance += (GIVEN if is_given else 1.0) * abs(log2(sizes[name] / target[name]))
-    if request.etp is not None:
-        distance += GIVEN * abs(log2(layout.expert_tp / request.etp))
+def _layout_distance(
+    layout_request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout
+) -> float:
+    """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
+    distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
+    for option_name in ("tp", "pp", "dp", "ep", "vpp"):
+        is_given = getattr(layout_request, option_name) is not None or (
+            option_name == "dp" and layout_request.fsdp is not None
+        )
+        if option_name != "dp" or layout_request.devices is None:
+            distance += (GIVEN if is_given else 1.0) * abs(log2(sizes[option_name] / target[option_name]))
+    if layout_request.etp is not None:
+        distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:
         distance += UNEVEN
-    if request.devices is not None:
-        distance += GIVEN * abs(log2(layout.world / request.devices))
+    if layout_request.devices is not None:
+        distance += GIVEN * abs(log2(layout.world / layout_request.devices))
     return distance
 
 
@@ -202,7 +208,7 @@ def _divides_sequence(layout: Layout, seq: int | None) -> bool:
 
 
 def _is_possible(spec: ModelSpec, layout: Layout, layers: int) -> bool:
-    """Whether the model has a program for every stage."""
+    """Whether every pipeline stage of the layout has a program."""
     try:
         list(stages(layout, layers))
         for stage in {0, layout.pp - 1}:

@@ -1,4 +1,4 @@
-"""Placements of a rank program's values over ranks, and the collectives where placements change.
+"""The DTensor-like placement of each tensor over ranks, and the collectives where placements change.
 
 Ranks of one sequence exchange keys and values: in a ring (Liu 2023, arXiv:2310.01889; TransformerEngine, `cp_comm_type`
 "p2p"), all at once (Llama 3, arXiv:2407.21783, §3.3.2; "all_gather"), or they exchange tokens for heads (Jacobs 2023,
@@ -143,7 +143,7 @@ class Placements:
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        """Runs through program items. path: path of their module. repeats: how often that module runs."""
+        """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
         for item in items:
             if isinstance(item, Alternatives):
                 self._run_items(next(iter(item.branches.values())).items, path, repeats)
@@ -174,7 +174,7 @@ class Placements:
                 self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
-        """Adds the messages that a layer sends again when it is recomputed before its backward pass.
+        """Adds the messages that a recomputed layer sends a second time, before its backward pass.
 
         start: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
         tensor for the backward pass; the reduction of the last product's output comes after it.
@@ -199,30 +199,32 @@ class Placements:
 
     def _add_message(
         self,
-        kind: CollectiveKind,
+        collective_kind: CollectiveKind,
         value: Value,
-        group: Group = "tp",
+        process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        """Adds a message about a value.
+        """Adds the collective message of a tensor.
 
         elements: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.
         """
         if backward and not self.has_gradient:
             return
-        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(group, self.layout.tp)
+        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
+            process_group, self.layout.tp
+        )
         elements = value.width if elements is None else elements
         bytes = self.run_config.rows(value.rows) * elements * self.width
-        if group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
+        if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             bytes = exact_div(bytes * ranks, self.layout.tp)
         count = times(self.repeats, messages)
-        self.messages.append(Collective(self.where, kind, group, ranks, backward, bytes, count))
+        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, bytes, count))
 
-    def _make_whole(self, value: Value, group: Group = "tp") -> None:
-        """Gathers a sharded input on every rank, once for all steps that read it."""
+    def _make_whole(self, value: Value, process_group: Group = "tp") -> None:
+        """Gathers a sharded tensor on every rank, once for all operations that read it."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
         region = id(value.storage), value.of is not None, self.has_gradient
@@ -230,15 +232,15 @@ class Placements:
             return
         self.gathered.add(region)
         if self.placement(value) == "rows":
-            self._add_message("all_gather", value, group)
+            self._add_message("all_gather", value, process_group)
             if self.regathers:
-                self._add_message("all_gather", value, group, backward=True)
-            self._add_message("reduce_scatter", value, group, backward=True)
+                self._add_message("all_gather", value, process_group, backward=True)
+            self._add_message("reduce_scatter", value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", value, group, backward=True)
+            self._add_message("all_reduce", value, process_group, backward=True)
 
     def _reduce_partial_sum(self, value: Value) -> None:
-        """Reduces a partial sum over its group, to the placement of values between tensor-parallel products."""
+        """Reduces a partial sum over its group, to the placement between tensor-parallel linear layers."""
         if self.placement(value) != "partial":
             return
         group: Group = "etp" if isinstance(value.rows, Routed) else "tp"
@@ -249,52 +251,61 @@ class Placements:
         else:
             self._add_message("all_reduce", value, group)
 
-    def _run_step(self, step: Step) -> None:
-        """Places the outputs of a step, and adds the step's messages."""
-        if step.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not step.outs:
+    def _run_step(self, operation: Step) -> None:
+        """Places the outputs of an operation, and adds the operation's messages."""
+        if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.outs:
             return
-        out, weight = step.outs[0], step.weight
-        is_output_divided = is_divided(out.axes)
-        input_axes = step.ins[0].axes if step.ins else () if weight is None else weight.ins  # a table has no input
-        is_product = weight is not None and step.verb in ("linear", "experts", "table", "conv")
-        is_by_channels = step.verb == "conv" and is_output_divided
+        output, weight = operation.outs[0], operation.weight
+        is_output_divided = is_divided(output.axes)
+        input_axes = (
+            operation.ins[0].axes if operation.ins else () if weight is None else weight.ins
+        )  # a table has no input
+        is_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
+        is_by_channels = operation.verb == "conv" and is_output_divided
         if is_product and is_divided(input_axes) and not is_by_channels:
-            self.placements[id(out.storage)] = "partial"
+            self.placements[id(output.storage)] = "partial"
         elif is_output_divided:
-            for value in step.ins:
-                self._make_whole(value, "etp" if step.verb == "experts" else "tp")
+            for value in operation.ins:
+                self._make_whole(value, "etp" if operation.verb == "experts" else "tp")
         else:
-            for value in step.ins:
+            for value in operation.ins:
                 self._reduce_partial_sum(value)
-            self._place_undivided(step)
-        if step.verb == "norm" and is_divided(step.options["over"]) and not _has_whole_groups(step):
+            self._place_undivided(operation)
+        if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
             width = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
             for backward in (False, True):  # all-reduces of the mean squares, and of the means
-                elements = width if step.options["spec"].type == "rmsnorm" else 2 * width
-                self._add_message("all_reduce", out, backward=backward, elements=elements)
+                elements = width if operation.options["spec"].type == "rmsnorm" else 2 * width
+                self._add_message("all_reduce", output, backward=backward, elements=elements)
         if self.layout.cp > 1:
-            self._exchange_tokens(step)
-        if step.verb in ("dispatch", "combine") and self.layout.ep > 1:
-            tokens = step.outs[0] if step.verb == "dispatch" else step.ins[0]
+            self._exchange_tokens(operation)
+        if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
+            tokens = operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
             token_ranks = self.layout.tp if self.default_placement == "rows" else 1  # each rank sends its own tokens
             for backward in (False, True):
                 self._add_message("all_to_all", tokens, "ep", backward, exact_div(tokens.width, token_ranks))
 
-    def _exchange_tokens(self, step: Step) -> None:
-        """Adds the messages of context parallelism for a step that reads all tokens of a sequence.
+    def _exchange_tokens(self, operation: Step) -> None:
+        """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
 
         Raises `InputError` for a step other than attention.
         """
-        if step.verb not in MIXES_ROWS and type(step.op).__name__ not in SCANS:
+        if operation.verb not in MIXES_ROWS and type(operation.op).__name__ not in SCANS:
             return
-        widths = self._mamba_exchange_widths(step) if self.regathers else None
+        widths = self._mamba_exchange_widths(operation) if self.regathers else None
         if widths is not None:
             for backward in (False, True):
                 for width in widths:
-                    self._add_message("all_to_all", Value(step.ins[0].rows, ()), "cp", backward, width)
+                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", backward, width)
             return
-        q, k, v = step.ins[:3] if step.verb == "attention" else (None, None, None)
-        if q is None or k is None or v is None or step.options["biased"] or not has_tokens(k.rows) or k.rows != q.rows:
+        q, k, v = operation.ins[:3] if operation.verb == "attention" else (None, None, None)
+        if (
+            q is None
+            or k is None
+            or v is None
+            or operation.options["biased"]
+            or not has_tokens(k.rows)
+            or k.rows != q.rows
+        ):
             raise InputError(
                 f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
                 "modelled; expected --cp 1"
@@ -302,9 +313,9 @@ class Placements:
         keys, values = (value.width if value.once is None else value.once.width for value in (k, v))
         ranks, exchange, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         if exchange == "a2a":
-            out = step.outs[0].width
+            output = operation.outs[0].width
             for backward in (False, True):
-                for width in (q.width, keys, values, out):
+                for width in (q.width, keys, values, output):
                     self._add_message("all_to_all", rows, "cp", backward, width)
         elif exchange == "allgather":
             for width in (keys, values):
@@ -315,48 +326,48 @@ class Placements:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
 
-    def _mamba_exchange_widths(self, step: Step) -> list[Number] | None:
-        """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 step; None for other steps.
+    def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
+        """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 mixer; None for other operations.
 
         Context parallelism divides the heads of Mamba-2. Exchanged are the convolution's input, the gate, the time
         steps and the output (core/ssm/mamba_context_parallel.py).
         """
-        if step.verb == "conv":
-            return [step.ins[0].width]
-        if type(step.op).__name__ == "ChunkedScan":
-            return [step.outs[0].width, step.ins[1].width, step.outs[0].width]
-        return [] if step.verb == "state" else None
+        if operation.verb == "conv":
+            return [operation.ins[0].width]
+        if type(operation.op).__name__ == "ChunkedScan":
+            return [operation.outs[0].width, operation.ins[1].width, operation.outs[0].width]
+        return [] if operation.verb == "state" else None
 
-    def _place_undivided(self, step: Step) -> None:
-        """Copies the placement of a step's inputs to its result, if no axis is sharded.
+    def _place_undivided(self, operation: Step) -> None:
+        """Copies the placement of an operation's inputs to its result, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
-        by_rows = [value for value in step.ins if self.placement(value) == "rows"]
+        by_rows = [value for value in operation.ins if self.placement(value) == "rows"]
         if by_rows and not self.has_gradient:
             for value in by_rows:
                 self._make_whole(value)
             by_rows = []
-        if by_rows and step.ins[0].rows is SEQUENCES:
+        if by_rows and operation.ins[0].rows is SEQUENCES:
             for value in by_rows:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
                 self._add_message("all_gather", value.storage)
             by_rows = []
-        if by_rows and (step.verb in MIXES_ROWS or type(step.op).__name__ in SCANS):
+        if by_rows and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
             raise InputError(
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
-        if step.ins and not all(is_divided(value.axes) for value in step.ins):
-            for out in step.outs:
-                self.placements[id(out.storage)] = "rows" if by_rows else "whole"
+        if operation.ins and not all(is_divided(value.axes) for value in operation.ins):
+            for output in operation.outs:
+                self.placements[id(output.storage)] = "rows" if by_rows else "whole"
 
 
-def _has_whole_groups(step: Step) -> bool:
+def _has_whole_groups(operation: Step) -> bool:
     """Whether a norm runs over groups, and each rank has complete groups."""
-    groups = step.options.get("groups")
+    groups = operation.options.get("groups")
     return groups is not None and is_divided((groups,)) and not has_copies((groups,))
 
 
 def has_tokens(rows: Rows) -> bool:
-    """Whether rows are tokens, which sequence parallelism shards."""
+    """Whether a tensor's rows are tokens, which sequence parallelism shards."""
     return isinstance(rows, (Tokens, Source)) or (isinstance(rows, Routed) and has_tokens(rows.of))

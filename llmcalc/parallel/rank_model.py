@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank: whatever can be counted for a model can be counted for the rank.
+"""A model with the shard sizes of one rank, so that every count of a model is also a count of the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -76,7 +76,9 @@ class RankModel(ModelSpec):
     @property
     def full_model(self) -> ModelSpec:
         """The full model."""
-        return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+        return ModelSpec.model_construct(
+            **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
+        )
 
     @property
     def _stage_of_rank(self) -> Chunks | None:
@@ -103,7 +105,7 @@ class RankModel(ModelSpec):
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Returns component → parameters of this rank that its tensor-parallel group replicates."""
+        """Returns component → number of this rank's parameters that its tensor-parallel group replicates."""
         parameters_by_component: dict[str, Number] = {}
         for place, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if place.use is None or undivided_place.use is None or (place.optional and place.optional not in include):
@@ -116,7 +118,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether the tensor-parallel ranks have equal tensors. size, undivided_size: elements here, and undivided."""
+        """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank, and undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -128,7 +130,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A rank's model, and the reason why this rank is counted.
+    """The model of one rank, and the reason why this rank is counted.
 
     reason: the reason in words; empty if the user named the rank.
     """
@@ -144,33 +146,35 @@ class RankShare(NamedTuple):
     def rank(self) -> int:
         return self.model.rank
 
-    def run_config(self, run: RunConfig) -> RunConfig:
-        """Returns the run with this rank's part of each sequence.
+    def run_config(self, run_config: RunConfig) -> RunConfig:
+        """Returns the run configuration with this rank's part of each sequence.
 
         Raises `InputError` for a length that the ranks do not divide, and for phases without context parallelism.
         """
-        layout, seq = self.layout, run.workload.seq
+        layout, seq = self.layout, run_config.workload.seq
         divides_tokens = layout.sequence_parallel or (layout.ep > 1 and layout.expert_tp < layout.tp)
-        if divides_tokens and run.batch * seq % layout.tp:
+        if divides_tokens and run_config.batch * seq % layout.tp:
             raise InputError(
-                f"--tp {layout.tp}: its ranks divide the {run.batch * seq:,} tokens; expected --batch times --seq in "
+                f"--tp {layout.tp}: its ranks divide the {run_config.batch * seq:,} tokens; expected --batch times "
+                "--seq in "
                 f"multiples of {layout.tp}"
             )
         if layout.cp == 1:
-            return run
-        if run.phase in ("prefill", "decode"):
+            return run_config
+        if run_config.phase in ("prefill", "decode"):
             raise InputError(
                 f"--cp {layout.cp}: sequences are divided in training; expected --phase forward or training"
             )
         if seq % (2 * layout.cp):
             raise InputError(f"--cp {layout.cp}: expected --seq in multiples of {2 * layout.cp}, not {seq}")
-        return replace(run, sequence_ranks=layout.cp)
+        return replace(run_config, sequence_ranks=layout.cp)
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
-    """Returns the model of one rank of a layout. Counting a size that the layout does not divide raises
-    `InputError`."""
-    model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
+    """Returns the model of one rank. Counting a size that the layout does not divide raises `InputError`."""
+    model = RankModel.model_construct(
+        **{option_name: getattr(spec, option_name) for option_name in ModelSpec.model_fields}
+    )
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
@@ -196,12 +200,13 @@ def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree, whose ops process its part of the tokens. undivided_node: of the undivided tree."""
+    """Returns the rank's tree with operations on its part of the tokens. undivided_node: of the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
-        name: _divide_op_tokens(op_form, undivided_node.forms[name], layout) for name, op_form in node.forms.items()
+        option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)
+        for option_name, op_form in node.forms.items()
     }
     return replace(node, children=children, op=op, forms=op_forms)
 
@@ -220,7 +225,7 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
 
 
 def _is_undivided(op: Op, undivided_op: Op) -> bool:
-    """Whether the op is a product with undivided sizes."""
+    """Whether the operation is a matrix product with undivided sizes."""
     return (
         type(op) is Linear
         and type(undivided_op) is Linear

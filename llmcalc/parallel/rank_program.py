@@ -112,8 +112,7 @@ class RankAxes:
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
-        """Returns the number of ranks that divide axes of this name. Experts are divided only as weights
-        (`experts`)."""
+        """Returns the number of ranks that divide an axis of this name."""
         if name == "expert_ffn":
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
@@ -132,7 +131,7 @@ class RankAxes:
         return self.part(axis, self.layout.ep, self.coordinates.ep)
 
     def part(self, axis: Axis, degree: int, index: int) -> Axis:
-        """Returns part `index` of an axis divided into `degree` parts."""
+        """Returns part number `index` of an axis that is divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
             return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
@@ -165,12 +164,14 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the verb, called with the rank's part of every axis among its arguments."""
+    """Returns the recording function with the rank's part of every axis in its arguments."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
         rank_part = self.rank_part
-        return verb(self, *map(rank_part, args), **{name: rank_part(value) for name, value in options.items()})
+        return verb(
+            self, *map(rank_part, args), **{option_name: rank_part(value) for option_name, value in options.items()}
+        )
 
     return rank_verb  # type: ignore[return-value]
 
@@ -204,9 +205,9 @@ class RankFlow(Flow):
     def divides_evenly(self) -> bool:
         """Whether the ranks of a tensor-parallel group have parts of the same lengths."""
         axes: set[Axis] = set()
-        for step in self.root.steps():
-            weight = () if step.weight is None else (step.weight.out, step.weight.ins)
-            for shape in (*weight, *(value.axes for value in (*step.ins, *step.outs))):
+        for operation in self.root.steps():
+            weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
+            for shape in (*weight, *(value.axes for value in (*operation.ins, *operation.outs))):
                 axes.update(flat_axes(shape))
         rows = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
@@ -251,10 +252,10 @@ class RankFlow(Flow):
             self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
-        """Raises `InputError` for a step that is not modelled for a single rank."""
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+        """Raises `InputError` for an operation that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
-        for value in (*ins, *outs):
+        for value in (*ins, *outputs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
                 raise self._not_modelled(verb, name, "groups values across the parts of ranks")
             for axis in flat_axes(value.axes):
@@ -262,11 +263,11 @@ class RankFlow(Flow):
                 if degrees.setdefault(axis.name, degree) != degree:
                     axes = FIELDS.get(axis.name, axis.name)
                     raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
-        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
+        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """Creates the error for a step that is not modelled. reason: the verb phrase that follows the step's path."""
+        """Creates the error for an unmodelled operation. reason: the verb phrase that follows the operation's path."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
@@ -278,16 +279,16 @@ class RankFlow(Flow):
             raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
-        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, out))
+    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
+        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, name: str, x: Value, *out: Axis | Beside, **options: Any) -> Value:
+    def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
             original = options["weight"]
             options["weight"] = weight = self._stage_copy(original)
             if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = original.ins, original.out
-        return super().linear(name, x, *map(self.rank_part, out), **options)
+        return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table = self._stage_copy(weight)
@@ -312,7 +313,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table in the first stage; other weights are returned unchanged."""
+        """Returns this stage's copy of a table that the first stage has; other weights are returned unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -320,8 +321,10 @@ class RankFlow(Flow):
             self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
         return self.tables[id(weight)]
 
-    def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **options: Any) -> Value:
-        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, out), **options)
+    def experts(
+        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
+    ) -> Value:
+        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options)
 
     def layers(
         self,
@@ -347,7 +350,7 @@ class RankFlow(Flow):
         return self.exit
 
     def cut(self) -> None:
-        """Removes the items of other stages from the program.
+        """Removes the operations of other pipeline stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
         layers. Raises `InputError` if the stage reads a value that only another stage computes.
@@ -368,16 +371,22 @@ class RankFlow(Flow):
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
-        computed_ids = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
-        for step in self.root.steps(idle=False):
-            for value in step.ins:
-                if id(value.storage) not in computed_ids and not value.storage.fixed and step.verb not in NO_OPERATIONS:
-                    pp, name = self.rank_axes.layout.pp, step.name or step.verb
+        computed_ids = {
+            id(module_scope.after) for module_scope in self.root.scopes() if module_scope.after is not None
+        } | {id(self.entry)}
+        for operation in self.root.steps(idle=False):
+            for value in operation.ins:
+                if (
+                    id(value.storage) not in computed_ids
+                    and not value.storage.fixed
+                    and operation.verb not in NO_OPERATIONS
+                ):
+                    pp, name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
                         f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed_ids |= {id(value.storage) for value in step.outs}
+            computed_ids |= {id(value.storage) for value in operation.outs}
 
 
 WITH_AXES = (
@@ -409,12 +418,12 @@ for _name in WITH_AXES:
 
 
 def _is_frame(item: Item) -> bool:
-    """Whether an item only marks the start or end of a function in the forward pass."""
+    """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """Returns the program of one rank of a layout, newly recorded.
+    """Returns the program of one rank of a layout, recorded anew at each call.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
@@ -432,15 +441,17 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
 
 
 def model_axes(spec: ModelSpec) -> list[Axis]:
-    """Returns all axes of the values that a model computes, in their order, without those of encoders.
+    """Returns all axes of the tensors that a model computes, in their order, without encoders' axes.
 
     Ranks that do not divide an encoder of images or audio have it whole.
     """
     root = spec.shared_program.root
-    encoders = [scope for scope in root.scopes() if scope.about.get("optional") == TOWERS.name]
-    in_encoders = {id(step) for scope in encoders for step in scope.steps()}
-    steps = (step for step in root.steps() if id(step) not in in_encoders)
-    return list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
+    encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
+    in_encoders = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
+    steps = (operation for operation in root.steps() if id(operation) not in in_encoders)
+    return list(
+        dict.fromkeys(axis for operation in steps for value in operation.outs for axis in flat_axes(value.axes))
+    )
 
 
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
@@ -464,7 +475,7 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """Returns the program of one rank, recorded once for all layouts that divide the model's sizes equally.
+    """Returns the program of one rank; layouts that divide the model's sizes equally share one recording.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
@@ -495,7 +506,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns a stage with the same kinds of layers, which is the same for all such stages of a model.
+    """Returns the representative of all stages with the same layer types, so that one program serves them all.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """

@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """The number of stages that a micro-batch passes."""
+        """The number of stages that a micro-batch passes through."""
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
@@ -107,14 +107,14 @@ class Pipeline:
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Yields every action of a rank with the micro-batches in flight while it runs, including its own."""
+        """Yields every action of a rank with the micro-batches in flight during it."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
-            kind, chunk = action[:2]
-            awaiting_backward[chunk] += kind == "F"
+            pass_kind, chunk = action[:2]
+            awaiting_backward[chunk] += pass_kind == "F"
             yield action, InFlight(tuple(awaiting_backward), tuple(weights))
-            awaiting_backward[chunk] -= kind in "BI"
-            weights[chunk] += (kind == "I") - (kind == "W")
+            awaiting_backward[chunk] -= pass_kind in "BI"
+            weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all of its chunks."""
@@ -158,14 +158,14 @@ def effective_schedule(layout: Layout) -> Schedule:
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
-def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
+def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) -> Pipeline:
     """Returns the order of actions of a layout's schedule. Without a pipeline, micro-batches run one by one.
 
-    group: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
+    group_size: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
-    check(layout, micro_batches, group)
+    check(layout, micro_batches, group_size)
     p, v, m = layout.pp, layout.vpp, micro_batches
     schedule = effective_schedule(layout)
     if p == 1:
@@ -179,13 +179,13 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
         return Pipeline(
             p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
         )
-    group = p if group is None else group
-    forwards, backwards = _interleaved_passes("F", v, m, group), _interleaved_passes("B", v, m, group)
-    warmups = ((v - 1) * group + 2 * (p - 1 - rank) for rank in range(p))
+    group_size = p if group_size is None else group_size
+    forwards, backwards = _interleaved_passes("F", v, m, group_size), _interleaved_passes("B", v, m, group_size)
+    warmups = ((v - 1) * group_size + 2 * (p - 1 - rank) for rank in range(p))
     return Pipeline(p, v, m, tuple(tuple(_alternating_passes(forwards, backwards, warmup)) for warmup in warmups))
 
 
-def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
+def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
     """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
@@ -193,7 +193,7 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
     if layout.pp > 1 and schedule == "dualpipe":
         _check_dualpipe(layout.pp, micro_batches)
     elif layout.pp > 1 and schedule == "interleaved":
-        _check_interleaved(layout.pp, micro_batches, layout.pp if group is None else group)
+        _check_interleaved(layout.pp, micro_batches, layout.pp if group_size is None else group_size)
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
@@ -207,9 +207,9 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes_in_order(kind: Kind, micro_batches: int) -> list[Action]:
+def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
     """Returns the passes of every micro-batch through one chunk."""
-    return [Action(kind, 0, i) for i in range(micro_batches)]
+    return [Action(pass_kind, 0, i) for i in range(micro_batches)]
 
 
 def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
@@ -222,30 +222,33 @@ def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup:
     )
 
 
-def _interleaved_passes(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
+def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
-    chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
+    chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
-        Action(kind, chunk, i)
-        for start in range(0, micro_batches, group)
+        Action(pass_kind, chunk, i)
+        for start in range(0, micro_batches, group_size)
         for chunk in chunk_order
-        for i in range(start, min(start + group, micro_batches))
+        for i in range(start, min(start + group_size, micro_batches))
     ]
 
 
-def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
-    """Raises `InputError` for a group smaller than the pipeline, which would leave ranks waiting (as Megatron-LM)."""
-    if group < ranks:
+def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
+    """Raises `InputError` for fewer micro-batches per group than pipeline ranks, as Megatron-LM does."""
+    if group_size < ranks:
         raise InputError(
-            f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
+            f"--microbatch-group-size-per-virtual-pipeline-stage: {group_size}; expected at least as many as --pp "
+            f"{ranks}"
         )
-    remainder = micro_batches % group
-    if micro_batches < group or 0 < remainder < ranks:
-        next_multiple = micro_batches - remainder + group
-        valid_counts = f"{next_multiple - group} or {next_multiple}" if next_multiple > group else str(next_multiple)
+    remainder = micro_batches % group_size
+    if micro_batches < group_size or 0 < remainder < ranks:
+        next_multiple = micro_batches - remainder + group_size
+        valid_counts = (
+            f"{next_multiple - group_size} or {next_multiple}" if next_multiple > group_size else str(next_multiple)
+        )
         raise InputError(
-            f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group} "
-            f"micro-batches; expected a multiple of {group}, such as {valid_counts}, or no --vpp"
+            f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group_size} "
+            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts}, or no --vpp"
         )
 
 
@@ -253,7 +256,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
-    forwards, inputs, weights = (_passes_in_order(kind, m) for kind in ("F", "I", "W"))
+    forwards, inputs, weights = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
     order = forwards[:warmup]
     for i in range(m):
         order += forwards[warmup + i : warmup + i + 1]
@@ -264,7 +267,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 def _check_dualpipe(ranks: int, micro_batches: int) -> None:
-    """Raises `InputError` for numbers that `DualPipe.step` does not support."""
+    """Raises `InputError` for numbers of ranks or micro-batches that `DualPipe.step` does not support."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
             f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
@@ -338,10 +341,10 @@ class Costs(NamedTuple):
     send: float = 0
     overlapped: float | None = None
 
-    def duration(self, kind: Kind) -> float:
+    def duration(self, pass_kind: Kind) -> float:
         """Returns the duration of an action that runs alone."""
         inputs, weights = self.backward_inputs, self.backward_weights
-        return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[kind]
+        return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[pass_kind]
 
     def pair(self) -> float:
         """Returns the duration of a forward and a backward pass that overlap."""
@@ -357,7 +360,7 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Raised for orders in which ranks wait for each other forever, or that repeat an action."""
+    """Raised for a schedule in which ranks wait for each other forever, or that repeats an action."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +400,7 @@ class Timetable:
 
     @property
     def sends(self) -> int:
-        """The number of messages between ranks: outputs, and gradients of outputs."""
+        """The number of messages between ranks: outputs of stages, and their gradients."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
@@ -406,14 +409,14 @@ def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    run = _Run(pipeline, costs or Costs())
-    while run.ready:
-        run.advance(run.ready.pop())
+    simulation = _Run(pipeline, costs or Costs())
+    while simulation.ready:
+        simulation.advance(simulation.ready.pop())
     for rank, order in enumerate(pipeline.orders):
-        if len(run.spans[rank]) < len(order):
-            raise Deadlock(f"rank {rank} waits for ever to run {order[len(run.spans[rank])]}")
-    outputs, gradients = tuple(run.sent["F"]), tuple(run.sent["B"])
-    return Timetable(pipeline, run.costs, tuple(map(tuple, run.spans)), outputs, gradients)
+        if len(simulation.spans[rank]) < len(order):
+            raise Deadlock(f"rank {rank} waits for ever to run {order[len(simulation.spans[rank])]}")
+    outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
+    return Timetable(pipeline, simulation.costs, tuple(map(tuple, simulation.spans)), outputs, gradients)
 
 
 StagePass: TypeAlias = tuple[Kind, int]
@@ -421,7 +424,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """The state of a step's simulation.
+    """The state of a simulated pipeline step.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.
@@ -444,7 +447,7 @@ class _Run:
             [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunks)]
             for rank in range(ranks)
         ]
-        self.durations = {kind: costs.duration(kind) for kind in get_args(Kind)}
+        self.durations = {pass_kind: costs.duration(pass_kind) for pass_kind in get_args(Kind)}
         self.spans: list[list[Span]] = [[] for _ in range(ranks)]
         self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready, self.free = list(range(ranks)), [0.0] * ranks
@@ -474,13 +477,13 @@ class _Run:
 
     def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
-        kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
+        pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         required_pass: StagePass
-        if kind == "F":  # the output of the previous stage
+        if pass_kind == "F":  # the output of the previous stage
             required_pass = ("F", index - self.micro_batches)
             return required_pass, 0.0 if first_pass == 0 else self.arrives.get(required_pass)
-        if kind == "W":
+        if pass_kind == "W":
             required_pass = ("I", index)
             return required_pass, self.ended.get(required_pass)
         required_pass = ("F", index)  # the forward pass of this stage, and the gradient from the next stage

@@ -1,4 +1,4 @@
-"""Searches the layouts of a number of devices, and collects the reasons why others are impossible."""
+"""Searches the parallel layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under its reason: the error's text before the semicolon."""
+        """Counts a refused layout under its reason: the text of the error before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -72,7 +72,7 @@ def search(
     micro_batch: int,
     seq: int,
     rules: LayoutRules,
-    request: LayoutRequest = NO_LAYOUT_OPTIONS,
+    layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     node: int = 8,
 ) -> Search:
     """Tries every layout of a number of devices that a framework supports.
@@ -80,20 +80,20 @@ def search(
     global_batch: sequences per step.
     micro_batch: sequences per micro-batch.
     rules: the framework's rules.
-    request: options that every layout must have.
+    layout_request: options that every layout must have.
     node: devices of a node, which a tensor group does not exceed.
     Raises `InputError` for options that no layout of the search can have.
     """
-    _check_request(rules, request)
+    _check_request(rules, layout_request)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
-    tensors = _sizes_to_try(request.tp, devices, node)
+    tensors = _sizes_to_try(layout_request.tp, devices, node)
     sequences = _sizes_to_try(
-        request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
+        layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
-    for tp, cp, pp in product(tensors, sequences, _sizes_to_try(request.pp, devices, layers)):
+    for tp, cp, pp in product(tensors, sequences, _sizes_to_try(layout_request.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -102,13 +102,13 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(request, sizes) or not _follows_rules(rules, sizes, request):
+            if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes, layout_request):
                 continue
             if no_pipeline and pp > 1:
                 result.refused[no_pipeline] += 1
                 continue
             try:
-                layout = _layout_of_sizes(rules, sizes, bool(experts), layers, request)
+                layout = _layout_of_sizes(rules, sizes, bool(experts), layers, layout_request)
             except InputError as error:
                 result.refuse(error)
                 continue
@@ -117,57 +117,65 @@ def search(
 
 
 def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
-    """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
+    """Returns the group sizes to try: the requested size, or the divisors of `multiple` up to a maximum."""
     return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number of which sequence lengths are multiples: each context-parallel rank has two parts."""
+    """Returns a divisor of all allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
-def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
-    """Raises `InputError` for options that no layout of a search can satisfy.
+def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
+    """Raises `InputError` for options that no layout of the search can satisfy.
 
     These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
     """
-    if request.pp_layout is not None:
+    if layout_request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    for name in rules.untried:
-        if (size := getattr(request, name)) not in (None, 1):
-            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {rules.name}; expected 1")
-    if request.schedule not in (None, *REPLAYED_SCHEDULES):
+    for option_name in rules.untried:
+        if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
+            raise InputError(
+                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {rules.name}; expected 1"
+            )
+    if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
-            f"--schedule {request.schedule}: no replay runs it with --framework {rules.name}; "
+            f"--schedule {layout_request.schedule}: no replay runs it with --framework {rules.name}; "
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
-    is_interleaved = request.schedule == "interleaved"
+    is_interleaved = layout_request.schedule == "interleaved"
     if is_interleaved and "vpp" in rules.untried:
         raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
-    if request.pp == 1 and (is_interleaved or (request.vpp or 1) > 1):
-        option = "--schedule interleaved" if is_interleaved else f"--vpp {request.vpp}"
+    if layout_request.pp == 1 and (is_interleaved or (layout_request.vpp or 1) > 1):
+        option = "--schedule interleaved" if is_interleaved else f"--vpp {layout_request.vpp}"
         raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
-    if request.schedule is not None and request.vpp is not None and is_interleaved != (request.vpp > 1):
+    if (
+        layout_request.schedule is not None
+        and layout_request.vpp is not None
+        and is_interleaved != (layout_request.vpp > 1)
+    ):
         expected_option = "--vpp of at least 2" if is_interleaved else "--vpp 1"
         raise InputError(
-            f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected_option}"
+            f"--schedule {layout_request.schedule}: has another number of chunks a rank; expected {expected_option}"
         )
 
 
-def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
+def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bool:
     """Whether these group sizes agree with the requested options."""
-    if request.fsdp is not None and sizes["dp"] != request.fsdp * (request.hsdp_replicas or 1):
+    if layout_request.fsdp is not None and sizes["dp"] != layout_request.fsdp * (layout_request.hsdp_replicas or 1):
         return False
-    if request.schedule is not None and (request.schedule == "interleaved") != (sizes["vpp"] > 1):
+    if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (sizes["vpp"] > 1):
         return False
-    return all(getattr(request, name) in (None, size) for name, size in sizes.items())
+    return all(
+        getattr(layout_request, option_name) in (None, parallel_size) for option_name, parallel_size in sizes.items()
+    )
 
 
-def _follows_rules(rules: LayoutRules, sizes: dict[str, int], request: LayoutRequest) -> bool:
+def _follows_rules(rules: LayoutRules, sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
     """Whether the framework's rules allow layouts with these group sizes."""
-    if rules.pipelines_on_request and sizes["pp"] > 1 and not request.pipeline:
+    if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.pipeline:
         return False
-    return all(sizes[name] == 1 for name in rules.untried)
+    return all(sizes[option_name] == 1 for option_name in rules.untried)
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")
@@ -178,14 +186,14 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 
 
 def _layout_of_sizes(
-    rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
+    rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, layout_request: LayoutRequest
 ) -> Layout | None:
     """Returns the layout of these group sizes; None if a stage would have no layers."""
     stage_count = sizes["pp"] * sizes["vpp"]
     if stage_count > layers:
         return None
     has_replicas = sizes["dp"] * sizes["cp"] > 1
-    zero = 3 if request.fsdp is not None else rules.zero if request.zero is None else request.zero
+    zero = 3 if layout_request.fsdp is not None else rules.zero if layout_request.zero is None else layout_request.zero
     layout = Layout(
         tp=sizes["tp"],
         cp=sizes["cp"],
@@ -199,14 +207,18 @@ def _layout_of_sizes(
         zero=cast(Zero, zero) if has_replicas else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
-    options = {name: value for name in FIXED_OPTIONS if (value := getattr(request, name)) is not None}
-    if request.zero_group is not None:
-        options["hsdp_replicas"] = request.groups(layout.dp, layout.cp, layout.zero)
+    options = {
+        option_name: value
+        for option_name in FIXED_OPTIONS
+        if (value := getattr(layout_request, option_name)) is not None
+    }
+    if layout_request.zero_group is not None:
+        options["hsdp_replicas"] = layout_request.groups(layout.dp, layout.cp, layout.zero)
     if rules.keeps_gathered(layout.pp, layout.zero):
         options.setdefault("reshard", False)
     layout = replace(layout, **options)
-    if request.prefetch is not None or request.reshard is not None:
-        request.check(layout)
+    if layout_request.prefetch is not None or layout_request.reshard is not None:
+        layout_request.check(layout)
     return layout
 
 
@@ -219,7 +231,7 @@ def _try_layout(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or to the refused layouts."""
+    """Adds a layout to the possible layouts, or to the refused ones."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
@@ -266,7 +278,11 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 def routed_experts(spec: ModelSpec) -> int:
     """Returns the largest number of routed experts in a layer; 0 without experts."""
-    counts = (step.options["experts"].size for step in spec.shared_program.root.steps() if step.verb == "experts")
+    counts = (
+        operation.options["experts"].size
+        for operation in spec.shared_program.root.steps()
+        if operation.verb == "experts"
+    )
     return max(counts, default=0)
 
 

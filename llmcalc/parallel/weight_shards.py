@@ -55,7 +55,7 @@ def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> t
 def _weight_shards(
     items: Iterable[Item], path: Path, count: Number, include: frozenset[str], expert_groups: bool
 ) -> Iterator[WeightShard]:
-    """Yields the parameters of program items. expert_groups: whether experts have separate data-parallel groups."""
+    """Yields the parameters of a program's items. expert_groups: whether experts have separate data-parallel groups."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)

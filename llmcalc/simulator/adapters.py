@@ -1,5 +1,6 @@
-"""Low-rank adapters beside frozen weights (LoRA: Hu et al. 2021, arXiv:2106.09685; QLoRA: Dettmers et al. 2023,
-arXiv:2305.14314).
+"""Low-rank adapters beside frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
+
+Sources: arXiv:2106.09685, arXiv:2305.14314.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Adapters:
 
     @property
     def decodes_to_half(self) -> bool:
-        """Whether a 4-bit weight is first decoded to float16 and then copied to the format of the products."""
+        """Whether a 4-bit weight is first decoded to float16, and then copied to the compute format."""
         return self._older_than(KEEPS_DTYPE)
 
     def _older_than(self, version: tuple[int, ...]) -> bool:

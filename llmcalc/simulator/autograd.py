@@ -21,14 +21,14 @@ from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storag
 
 
 class Results(Protocol):
-    """Stores the results of operations for selective recomputation, or returns results stored earlier."""
+    """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
-    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Returns the result of an operation. make: computes it. name: the operation."""
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of an operation. make_tensor: computes it. operation_name: the operation."""
 
 
 class Graph:
-    """The autograd state that all operations of a run share.
+    """The autograd state that all operations of a replayed run share.
 
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
@@ -49,8 +49,8 @@ class Graph:
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, memory_meter: Meter) -> None:
+        self.meter = memory_meter
         self.enabled: bool = True
         self.adds_in_place: bool = True
         self.keeps_gradients: bool = True
@@ -78,17 +78,19 @@ class Graph:
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
-            scratch = [self.new((size,), UINT8) for size in sizes if size]
+            scratch = [self.new((axis_size,), UINT8) for axis_size in sizes if axis_size]
             while scratch:
                 scratch.pop()
         total.has_base = 0 < len(shape) < len(x.shape)
         return total
 
-    def operation_result(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+    def operation_result(
+        self, operation_name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None
+    ) -> Tensor:
         """Returns the result of an operation, which selective recomputation may store under the operation's name."""
         if self.results is None:
             return self.new(shape, dtype, strides)
-        return self.results.operation_result(name, lambda: self.new(shape, dtype, strides))
+        return self.results.operation_result(operation_name, lambda: self.new(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass."""
@@ -115,49 +117,51 @@ class Graph:
             self.enabled = was_enabled
 
 
-def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
-    """Whether an operation on these tensors records a node."""
-    if graph.enabled:
-        for t in ins:
+def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
+    """Whether autograd records a node for an operation on these tensors."""
+    if autograd_graph.enabled:
+        for t in inputs:
             if t.node is not None or t.leaf:
                 return True
     return False
 
 
 def record(
-    graph: Graph,
-    name: str,
-    ins: Sequence[Tensor],
-    out: Tensor | Callable[[], Tensor],
+    autograd_graph: Graph,
+    operation_name: str,
+    inputs: Sequence[Tensor],
+    output: Tensor | Callable[[], Tensor],
     backward: Backward,
     *saves: Tensor,
 ) -> Tensor:
-    """Records the node of `out`, if any input needs a gradient. saves: tensors that its backward pass reads.
+    """Records the autograd node of `output`, if any input needs a gradient. saves: tensors saved for backward.
 
-    out: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
+    output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
-    if not recorded(graph, ins):
-        return out() if callable(out) else out
-    node = Node(graph, name, ins, backward)
+    if not recorded(autograd_graph, inputs):
+        return output() if callable(output) else output
+    node = Node(autograd_graph, operation_name, inputs, backward)
     if saves:
-        node.saved = [graph.save(t) for t in saves]
-    result = out() if callable(out) else out
+        node.saved = [autograd_graph.save(t) for t in saves]
+    result = output() if callable(output) else output
     result.node = node
     return result
 
 
-def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:
+def record_all(
+    autograd_graph: Graph, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward
+) -> None:
     """Records one node for several outputs."""
-    if recorded(graph, ins):
-        node = Node(graph, name, ins, backward, len(outs))
-        for i, out in enumerate(outs):
-            out.node, out.output = node, i
+    if recorded(autograd_graph, inputs):
+        node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
+        for i, output in enumerate(outputs):
+            output.node, output.output = node, i
 
 
-def saved_storages(out: Tensor) -> list[Storage]:
-    """Returns every storage that a tensor's graph saves for the backward pass, without duplicates."""
+def saved_storages(output: Tensor) -> list[Storage]:
+    """Returns every storage that a tensor's graph saves for the backward pass, each once."""
     storages: dict[int, Storage] = {}
-    pending_nodes = [] if out.node is None else [out.node]
+    pending_nodes = [] if output.node is None else [output.node]
     visited_ids = {id(node) for node in pending_nodes}
     while pending_nodes:
         node = pending_nodes.pop()
@@ -169,39 +173,39 @@ def saved_storages(out: Tensor) -> list[Storage]:
     return list(storages.values())
 
 
-def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
-    """Runs the backward pass from `out` with a gradient, which the caller references until the end.
+def backward(autograd_graph: Graph, output: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
+    """Runs the backward pass from `output` with a gradient, which the caller references until the end.
 
     The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
     torch's engine), nothing by default.
     """
-    assert out.node is not None
-    pending_uses = _uses_of_leaves(out.node)
-    gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
-    queue, queued_ids = [(-out.node.number, out.node)], {id(out.node)}
+    assert output.node is not None
+    pending_uses = _uses_of_leaves(output.node)
+    gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
+    queue, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     current_place = None
-    with graph.no_grad():
+    with autograd_graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
             if node.place is not current_place:
                 current_place = node.place
-                graph.meter.place = current_place.in_backward()
-            outs = _run_node(graph, node, gradients)
+                autograd_graph.meter.place = current_place.in_backward()
+            outputs = _run_node(autograd_graph, node, gradients)
             attributes += node.attributes
             node.saved = []
             node.backward = None
             edges, node.edges = node.edges, []
             del node
             for i, target in enumerate(edges):
-                incoming, outs[i] = outs[i], None
+                incoming, outputs[i] = outputs[i], None
                 if target is None:
                     continue
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if incoming is not None:
                     if key in gradients:
                         _add_gradient(
-                            graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0]
+                            autograd_graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0]
                         )
                     else:
                         gradients[key] = incoming
@@ -213,13 +217,13 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                     attributes.append(target)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
-                        _accumulate_leaf(graph, target, gradients.pop(key))
+                        _accumulate_leaf(autograd_graph, target, gradients.pop(key))
             del edges, target
         if at_end is not None:
             at_end()
 
 
-def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
     """Runs a node's backward function. Saved tensors and incoming gradients live until it returns."""
     if node.backward is None:
         raise InputError(
@@ -235,21 +239,21 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
         output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
     saved_tensors = [tensor.unpack() for tensor in node.saved] if node.saved else ()
     needs_input_grad = [edge is not None for edge in node.edges]
-    outs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
+    outputs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if not needs_input_grad[i]:
-            outs[i] = None
+            outputs[i] = None
             continue
-        gradient = outs[i]
+        gradient = outputs[i]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            outs[i] = gradient = graph.sum_to_shape(shape, gradient)
+            outputs[i] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            outs[i] = graph.new(shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape))
+            outputs[i] = autograd_graph.new(shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape))
         del gradient
-    return outs
+    return outputs
 
 
 def _reference_count(value: object) -> int:
@@ -263,7 +267,11 @@ where calls borrow variables."""
 
 
 def _add_gradient(
-    graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
+    autograd_graph: Graph,
+    gradients: dict[tuple[int, int], Tensor],
+    key: tuple[int, int],
+    gradient: Tensor,
+    node: Node | None,
 ) -> None:
     """Accumulates a further gradient: in place if nothing else references the first gradient.
 
@@ -275,48 +283,48 @@ def _add_gradient(
     """
     first_gradient = gradients[key]
     if gradient.shape != first_gradient.shape:
-        gradient = graph.new(first_gradient.shape, gradient.dtype)
+        gradient = autograd_graph.new(first_gradient.shape, gradient.dtype)
     is_only_reference = (
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
     )  # besides `held` and the tensor
     is_only_reference = is_only_reference and (not first_gradient.has_base or (node is not None and node.compiled))
     in_place = (
-        graph.adds_in_place
+        autograd_graph.adds_in_place
         and is_only_reference
         and is_dense(first_gradient.shape, first_gradient.strides)
         and (node is None or not node.alone)
     )
-    if graph.on_sum is not None:
-        graph.on_sum(first_gradient.bytes, in_place)
+    if autograd_graph.on_sum is not None:
+        autograd_graph.on_sum(first_gradient.bytes, in_place)
     if not in_place:
         strides = elementwise(
             ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
         )
-        gradients[key] = graph.new(first_gradient.shape, first_gradient.dtype, strides)
+        gradients[key] = autograd_graph.new(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate_leaf(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the complete gradient of a leaf in its `grad`, or adds it in place.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
-    if leaf.grad is None and graph.keeps_gradients:
+    if leaf.grad is None and autograd_graph.keeps_gradients:
         if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_leaf_strides(gradient, leaf):
-            gradient = graph.new(leaf.shape, gradient.dtype, leaf.strides)
+            gradient = autograd_graph.new(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
-        graph.meter.reclassify(gradient.storage.block, "gradients")
-    if graph.completed is not None:
-        graph.completed(leaf)
+        autograd_graph.meter.reclassify(gradient.storage.block, "gradients")
+    if autograd_graph.completed is not None:
+        autograd_graph.completed(leaf)
 
 
 def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
     """Whether a gradient has the strides of its leaf."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
-    return all(is_size_one(size) or a == b for size, a, b in axes)
+    return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
-    """Counts the uses of each leaf in a node's graph."""
+    """Counts how often each leaf is used in a node's graph."""
     uses: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

@@ -13,41 +13,41 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 class CacheTensors(ParameterTensors):
     """The KV caches and recurrent states that one forward pass leaves to the next."""
 
-    def cached(self, name: str) -> tuple[Tensor, ...] | None:
+    def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
-        return None if self.store is None else self.store.get((*self.cache_path, name))
+        return None if self.store is None else self.store.get((*self.cache_path, cache_name))
 
-    def keep(self, name: str, *tensors: Tensor) -> None:
+    def keep(self, cache_name: str, *tensors: Tensor) -> None:
         """Caches copies of tensors for later passes."""
         if self.store is None:
             return
         with counted_as(self.graph.meter, "cache"):
             copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
-            self.store[(*self.cache_path, name)] = copies
+            self.store[(*self.cache_path, cache_name)] = copies
 
-    def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
-        """Returns the tensors of a recurrent state, allocated in the first pass; none without a store.
+    def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+        """Returns the tensors of a recurrent state, allocated in the first pass; none where no cache is kept.
 
         shapes: shapes for one sequence.
         """
         if self.store is None:
             return ()
-        cached_states = self.cached(step.name)
+        cached_states = self.cached(operation.name)
         if cached_states is not None:
             return cached_states
-        assert isinstance(step.op, State)
-        assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
-        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
+        assert isinstance(operation.op, State)
+        assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
+        dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
             make = self.in_pool if self.paged else self.graph.new
             states = tuple(make((batch, *shape), dtype) for shape in shapes)
-        self.store[(*self.cache_path, step.name)] = states
+        self.store[(*self.cache_path, operation.name)] = states
         return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """Creates a tensor in the paged cache's pool, whose bytes are counted elsewhere."""
+        """Creates a tensor in the block pool of a paged cache, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 
     def pooled(self, x: Tensor) -> bool:
-        """Whether a tensor lies in the pool of a paged cache."""
+        """Whether a tensor is stored in the block pool of a paged cache."""
         return self.paged and isinstance(x.storage.meter, NoMeter)

@@ -25,43 +25,45 @@ class _AllRecomputed(Exception):
 class Region:
     """A checkpointed call (non-reentrant). Its arguments stay referenced until its last node has run.
 
-    run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
-    needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
+    compute: computes the call's result from its arguments. early: whether running again stops at the last needed
+    tensor. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
     of which every other result is kept.
     """
 
     def __init__(
         self,
-        graph: Graph,
-        run: Run,
+        autograd_graph: Graph,
+        compute: Run,
         arguments: Sequence[Tensor],
         stops_early: bool,
         kept_operations: frozenset[str],
         alternate: frozenset[str],
     ) -> None:
-        self.graph: Graph = graph
-        self.run = run
+        self.graph: Graph = autograd_graph
+        self.run = compute
         self.early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
         self.alternate: frozenset[str] = alternate
-        if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
-            graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
+        if autograd_graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+            autograd_graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments: list[tuple[Saved, bool, bool]] = [
-            (graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
+            (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
         ]
-        self.autocast: Dtype | None = graph.autocast
+        self.autocast: Dtype | None = autograd_graph.autocast
         self.packed: list[ref[_RecomputedTensor]] = []
         self.recomputed: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps(self, name: str, calls: Counter[str]) -> bool:
+    def keeps(self, operation_name: str, calls: Counter[str]) -> bool:
         """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
-        calls[name] += 1
-        return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
+        calls[operation_name] += 1
+        return operation_name in self.saved_operations and (
+            operation_name not in self.alternate or calls[operation_name] % 2 == 1
+        )
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves only the index of a tensor."""
+        """Saves a number in place of the tensor, by which the tensor is found after recomputation."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -73,7 +75,7 @@ class Region:
                 self.results[name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with an index; it lives as long as the caller references it."""
+        """Returns the saved tensor with a number; it lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute_region()
         assert self.recomputed is not None
@@ -84,30 +86,33 @@ class Region:
 
     def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
-        graph, self.recomputed = self.graph, []
-        packs, graph.packs = graph.packs, [self._pack_recomputed]
-        was_enabled, graph.enabled = graph.enabled, True
-        outer_place = graph.meter.place
-        previous_results, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
-        autocast, casts = graph.autocast, graph.casts
-        graph.autocast, graph.casts = self.autocast, {}
+        autograd_graph, self.recomputed = self.graph, []
+        packs, autograd_graph.packs = autograd_graph.packs, [self._pack_recomputed]
+        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        outer_place = autograd_graph.meter.place
+        previous_results, autograd_graph.results = (
+            autograd_graph.results,
+            _KeptResults(self) if self.saved_operations else None,
+        )
+        autocast, casts = autograd_graph.autocast, autograd_graph.casts
+        autograd_graph.autocast, autograd_graph.casts = self.autocast, {}
         try:
             self.run(
                 [
-                    _detached_result(graph, saved_argument.unpack(), *grad_flags)
+                    _detached_result(autograd_graph, saved_argument.unpack(), *grad_flags)
                     for saved_argument, *grad_flags in self.arguments
                 ]
             )
         except _AllRecomputed:
             pass
         finally:
-            graph.packs, graph.enabled, graph.meter.place, graph.results = (
+            autograd_graph.packs, autograd_graph.enabled, autograd_graph.meter.place, autograd_graph.results = (
                 packs,
                 was_enabled,
                 outer_place,
                 previous_results,
             )
-            graph.autocast, graph.casts = autocast, casts
+            autograd_graph.autocast, autograd_graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved it still exists."""
@@ -139,15 +144,15 @@ class _ResultKeeper:
     def __init__(self, region: Region) -> None:
         self.region, self.calls = region, Counter[str]()
 
-    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Computes a result, and stores it if its operation is selected."""
-        out = make()
-        if self.region.keeps(name, self.calls):
-            self.region.graph.meter.reclassify(out.storage.block, "activations")
-            results = self.region.results.setdefault(name, [])
-            self.region.made_after.append((name, len(results), len(self.region.packed)))
-            results.append(out.detached())
-        return out
+        output = make_tensor()
+        if self.region.keeps(operation_name, self.calls):
+            self.region.graph.meter.reclassify(output.storage.block, "activations")
+            results = self.region.results.setdefault(operation_name, [])
+            self.region.made_after.append((operation_name, len(results), len(self.region.packed)))
+            results.append(output.detached())
+        return output
 
 
 class _KeptResults:
@@ -156,19 +161,19 @@ class _KeptResults:
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
-    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the stored result of an operation, or computes it."""
-        if not self.region.keeps(name, self.calls):
-            return make()
-        result_number = self.next.get(name, 0)
-        self.next[name] = result_number + 1
-        out = self.region.results[name][result_number]
-        assert out is not None
-        self.region.results[name][result_number] = None
-        return out
+        if not self.region.keeps(operation_name, self.calls):
+            return make_tensor()
+        result_number = self.next.get(operation_name, 0)
+        self.next[operation_name] = result_number + 1
+        output = self.region.results[operation_name][result_number]
+        assert output is not None
+        self.region.results[operation_name][result_number] = None
+        return output
 
 
-def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
@@ -176,7 +181,7 @@ def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient
     copy = tensor.detached()
     copy.leaf, copy.node = (
         is_leaf,
-        Node(graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
+        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
     )
     return copy
 
@@ -189,8 +194,8 @@ def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
 
 
 def checkpoint(
-    graph: Graph,
-    run: Run,
+    autograd_graph: Graph,
+    compute: Run,
     arguments: Sequence[Tensor],
     stops_early: bool = True,
     kept_operations: frozenset[str] = frozenset(),
@@ -205,52 +210,55 @@ def checkpoint(
     compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
         not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
-    if not graph.enabled:
-        return run(arguments)
-    region = Region(graph, run, arguments, stops_early, kept_operations, alternate)
-    graph.packs.append(region.pack)
-    previous_results, graph.results = graph.results, _ResultKeeper(region) if kept_operations else None
+    if not autograd_graph.enabled:
+        return compute(arguments)
+    region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate)
+    autograd_graph.packs.append(region.pack)
+    previous_results, autograd_graph.results = (
+        autograd_graph.results,
+        _ResultKeeper(region) if kept_operations else None,
+    )
     try:
-        out = run(arguments)
+        output = compute(arguments)
     finally:
-        graph.packs.pop()
-        graph.results = previous_results
+        autograd_graph.packs.pop()
+        autograd_graph.results = previous_results
     if compiled:
         region.drop_unread()
-    return out
+    return output
 
 
-def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
     """Runs a function without recording it; the backward pass runs it again with a graph.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
-    if not recorded(graph, arguments):
-        return run(arguments)
+    if not recorded(autograd_graph, arguments):
+        return compute(arguments)
 
-    forward_autocast = graph.autocast
+    forward_autocast = autograd_graph.autocast
 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Runs the function again, and its backward pass."""
         detached_arguments = [
             _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
-        was_enabled, graph.enabled = graph.enabled, True
-        outer_place = graph.meter.place
-        autocast, casts = graph.autocast, graph.casts
-        graph.autocast, graph.casts = forward_autocast, {}
-        out = run(detached_arguments)
-        graph.autocast, graph.casts = autocast, casts
-        backward(graph, out, gradient)
-        graph.enabled, graph.meter.place = was_enabled, outer_place
+        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        outer_place = autograd_graph.meter.place
+        autocast, casts = autograd_graph.autocast, autograd_graph.casts
+        autograd_graph.autocast, autograd_graph.casts = forward_autocast, {}
+        output = compute(detached_arguments)
+        autograd_graph.autocast, autograd_graph.casts = autocast, casts
+        backward(autograd_graph, output, gradient)
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [
             tensor.grad if needs_grad else None
             for tensor, needs_grad in zip(detached_arguments, needs_input_grad, strict=True)
         ]
 
-    with graph.no_grad():
-        out = run(arguments)
-    result = record(graph, "checkpoint", arguments, out, reentrant_backward, *arguments)
+    with autograd_graph.no_grad():
+        output = compute(arguments)
+    result = record(autograd_graph, "checkpoint", arguments, output, reentrant_backward, *arguments)
     assert result.node is not None
-    result.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
+    result.node.attributes.append(compute)  # `ctx.run_function`, and what it reads beside its arguments
     return result

@@ -1,4 +1,4 @@
-"""The event log of a replayed run: its allocations and releases of memory, which `repeat_layers` repeats."""
+"""The log of a replayed run's memory events: allocations and releases, which `repeat_layers` repeats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOWHERE = Place("", -2)
 
 
 class Recorder:
-    """A meter that records events and counts nothing. A block's handle is the number of its storage.
+    """A meter that records memory events and counts nothing. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
@@ -71,11 +71,11 @@ class Recorder:
         return self._place
 
     @place.setter
-    def place(self, place: Place) -> None:
-        if place != self._place or self.repeats_place:
-            self._place = place
+    def place(self, allocation_place: Place) -> None:
+        if allocation_place != self._place or self.repeats_place:
+            self._place = allocation_place
             self.repeats_place = False
-            self.events.append((place, PLACED, None))
+            self.events.append((allocation_place, PLACED, None))
 
     @property
     def parameter_path(self) -> Any:
@@ -86,25 +86,27 @@ class Recorder:
         self._parameter_path = path
         self.events.append((path, OWNED, None))
 
-    def allocate(self, size: Number) -> Block:
-        storage_number, kind = self.count, self.kind
+    def allocate(self, nbytes: Number) -> Block:
+        storage_number, memory_kind = self.count, self.kind
         self.count = storage_number + 1
-        if kind == "weights" and self.parameter_events is not None:
-            self.parameter_events += ((self._place, PLACED, None), (storage_number, size, kind))
-            return Block(size, kind, storage_number)
-        self.events.append((storage_number, TAKEN, size) if kind == "overhead" else (storage_number, size, kind))
-        return Block(size, kind, storage_number)
+        if memory_kind == "weights" and self.parameter_events is not None:
+            self.parameter_events += ((self._place, PLACED, None), (storage_number, nbytes, memory_kind))
+            return Block(nbytes, memory_kind, storage_number)
+        self.events.append(
+            (storage_number, TAKEN, nbytes) if memory_kind == "overhead" else (storage_number, nbytes, memory_kind)
+        )
+        return Block(nbytes, memory_kind, storage_number)
 
     def free(self, block: Block) -> None:
         self.events.append((block.handle, FREED, None))
 
-    def reclassify(self, block: Block, kind: str) -> None:
-        if block.kind != kind and block.kind in MOVABLE:
-            block.kind = kind
-            self.events.append((block.handle, KEPT, kind))
+    def reclassify(self, block: Block, memory_kind: str) -> None:
+        if block.kind != memory_kind and block.kind in MOVABLE:
+            block.kind = memory_kind
+            self.events.append((block.handle, KEPT, memory_kind))
 
     def cut(self) -> list[Event]:
-        """Returns the events since the last call of `cut`. The first event after a cut states its place."""
+        """Returns the events since the last call of `cut`. The first later event records its module and phase."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events
@@ -112,7 +114,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedEvents:
-    """The recorded events of a run, divided into pieces.
+    """The recorded memory events of a run: of the set-up, and of each part of its steps.
 
     set_up: events of the set-up.
     first: pieces of the first step; empty if only one step runs.
@@ -128,13 +130,13 @@ class RecordedEvents:
 
 
 def allocated(events: Sequence[Event]) -> dict[int, int]:
-    """Returns storage → bytes of a piece's allocations, without workspaces, which stay allocated."""
-    return {storage: size for storage, size, _ in events if size >= 0}
+    """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
+    return {storage: nbytes for storage, nbytes, _ in events if nbytes >= 0}
 
 
 def released_storages(events: Sequence[Event]) -> set[int]:
-    """Returns the storages that a piece frees."""
-    return {x for x, size, _ in events if size == FREED}
+    """Returns the storages that the events release."""
+    return {x for x, nbytes, _ in events if nbytes == FREED}
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:

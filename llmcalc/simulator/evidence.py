@@ -15,21 +15,25 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 """The fields of `Choices` whose values name a kernel."""
 
 
-def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices) -> list[Evidence]:
+def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
     """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
-    names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
-    steps = [(name, getattr(profile, name, None)) for name in names]
+    names = dict.fromkeys(
+        kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
+    )
+    steps = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in names]
     evidence = [
-        Evidence("kernel", kernel_title(name), _stated_witness(kernel)) for name, kernel in steps if kernel is not None
+        Evidence("kernel", kernel_title(kernel_name), _stated_witness(kernel))
+        for kernel_name, kernel in steps
+        if kernel is not None
     ]
-    return [*evidence, *chosen_kernels(profile, choices)]
+    return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
-def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default; a method without a stated witness is untested."""
-    kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
-    for field in fields(choices):
-        value = getattr(choices, field.name)
+def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
+    """Yields the kernels chosen instead of the default; a kernel without a stated verification is untested."""
+    kernels = [vars(base)[kernel_name] for base in profile.__mro__ for kernel_name in vars(base)]
+    for field in fields(kernel_choices):
+        value = getattr(kernel_choices, field.name)
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):
             continue
         matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
@@ -42,25 +46,25 @@ def choice_name(field: str, value: object) -> str:
 
 
 def kernel_title(name: str) -> str:
-    """Returns the name of a kernel without the prefix of its method."""
+    """Returns the name of a kernel without the prefix of its Python method."""
     return name.removeprefix("do_")
 
 
-def kernels_of(step: Step) -> Iterator[str]:
-    """Yields the names of the profile's methods that may run a step."""
-    yield f"do_{step.verb}"
-    op = type(step.op).__name__
-    if step.verb == "attention":
+def kernels_of(operation: Step) -> Iterator[str]:
+    """Yields the names of the profile's kernels that may run an operation."""
+    yield f"do_{operation.verb}"
+    op = type(operation.op).__name__
+    if operation.verb == "attention":
         yield f"attention_{op}"
-    if step.verb == "core":
+    if operation.verb == "core":
         yield from (f"core_{op}", f"module_{op}", f"decode_{op}")
-    if step.verb == "scan":
-        kind = step.options["kind"]
+    if operation.verb == "scan":
+        kind = operation.options["kind"]
         yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"decode_{kind}")
 
 
 def every_step(items: Sequence[Item]) -> Iterator[Step]:
-    """Yields all steps of a program, in all alternatives."""
+    """Yields all operations of a program, in all alternative branches."""
     for item in items:
         if isinstance(item, Step):
             yield item
@@ -72,6 +76,6 @@ def every_step(items: Sequence[Item]) -> Iterator[Step]:
 
 
 def _stated_witness(kernel: object) -> Witness:
-    """Returns the witness stated above a method."""
+    """Returns the verification that is written above a method."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

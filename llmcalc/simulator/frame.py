@@ -1,4 +1,4 @@
-"""Classes that all parts of a lowering share: module calls, recomputed modules, and the error for a missing kernel."""
+"""Classes that all kernels share: calls of modules, recomputed modules, and the error for a missing kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CARRIED = "carried"
 
 
 class Unsupported(InputError):
-    """Raised for a step for which the profile has no kernel."""
+    """Raised for an operation for which the profile has no kernel."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The layers of each stack, as repetitions of a pattern, and the paths of their modules."""
+"""The layers of each stack as repeats of a pattern of layer types, and the paths of their modules."""
 
 from __future__ import annotations
 
@@ -48,28 +48,33 @@ class LayerStack:
         """The number of layers of the stack."""
         return self.irregular_layers + self.period * self.repeats
 
-    def contains(self, place: Place) -> bool:
-        """Whether a place is in a layer of this stack."""
-        return place.path == self.path or place.path.startswith(f"{self.path}.")
+    def contains(self, allocation_place: Place) -> bool:
+        """Whether a module is in a layer of this stack."""
+        return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
-    def is_second(self, place: Place) -> bool:
-        """Whether a place is in the second repeat of the pattern."""
-        return self.contains(place) and self.before + self.period <= place.layer_index < self.before + 2 * self.period
+    def is_second(self, allocation_place: Place) -> bool:
+        """Whether a module is in the second repeat of the layer pattern."""
+        return (
+            self.contains(allocation_place)
+            and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
+        )
 
-    def in_later_repeat(self, place: Place, repeats: int) -> Place:
-        """Returns the place of the same module in a later repeat of the pattern."""
-        return Place(place.phase, place.layer_index + repeats * self.period, place.path)
+    def in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
+        """Returns the same module in a later repeat of the layer pattern."""
+        return Place(
+            allocation_place.phase, allocation_place.layer_index + repeats * self.period, allocation_place.path
+        )
 
-    def node(self, place: Place) -> str:
+    def node(self, allocation_place: Place) -> str:
         """Returns the path of a module in a layer, with the layer's index."""
-        return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
+        return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:
         """Returns the index after the last layer, in a run with another number of repeats."""
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
     def kind_repeats(self, repeats: int) -> int:
-        """Converts repeats of this pattern to repeats of the pattern of layer kinds."""
+        """Converts a number of repeats of this pattern to repeats of the pattern of layer types."""
         return repeats * self.times + self.rest
 
     @property
@@ -79,7 +84,7 @@ class LayerStack:
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack, in the order of execution.
+    """Returns the layers of each stack, in the order in which they run.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
@@ -87,7 +92,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 
 
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
-    """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
+    """Returns the layers of each stack of a program. first_layer_index: number of the model's layers before it."""
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
         order = layer_kinds(layer_scopes)
@@ -113,25 +118,25 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers of a kind share a tensor, such as an encoder's output, a position bias or a weight."""
+    """Whether layers of a type share a tensor, such as an encoder's output, a position bias or a weight."""
     assert kind.takes is not None
     inner_storages = {id(kind.takes.storage)}
-    for step in kind.steps():
-        if any(id(value.storage) not in inner_storages for value in step.ins):
+    for operation in kind.steps():
+        if any(id(input_value.storage) not in inner_storages for input_value in operation.ins):
             return True
-        inner_storages |= {id(value.storage) for value in step.outs}
+        inner_storages |= {id(output_value.storage) for output_value in operation.outs}
     return kind.about.get("role") == "shared"
 
 
-def _stacks_of_scope(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
+def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every stack that runs: the path of its parent module, and its layer kinds."""
     layer_scopes = [
         item
-        for item in scope.items
+        for item in module_scope.items
         if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
     ]
     stacks = [(parents, layer_scopes)] if layer_scopes else []
-    for item in scope.items:
+    for item in module_scope.items:
         if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
             stacks += _stacks_of_scope(item, (*parents, item.name))
     return stacks

@@ -1,4 +1,4 @@
-"""The repeating pattern of layer kinds in a stack, so that a run with few repeats represents the full depth."""
+"""The repeating pattern of layer types in a stack: a run with few repeats represents all layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..flow.program import Scope
 
 
 def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
-    """Returns the kind of each layer, from the first to the last."""
+    """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
-        (kind,) = layer_scopes
-        indices = kind.about.get("indices")
-        return [kind] * (kind.about["repeat"] if indices is None else len(indices))
-    kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
+        (layer_kind,) = layer_scopes
+        indices = layer_kind.about.get("indices")
+        return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
+    kind_at = {i: layer_kind for layer_kind in layer_scopes for i in layer_kind.about["indices"]}
     return [kind_at[i] for i in sorted(kind_at)]
 
 
@@ -45,7 +45,7 @@ RECORDED_REPEATS = 4
 
 
 def find_pattern(order: Sequence[object]) -> Pattern:
-    """Finds the pattern with the fewest layers in `RECORDED_REPEATS` repeats.
+    """Returns the repeating pattern of layer types whose `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """

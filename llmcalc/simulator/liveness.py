@@ -1,4 +1,4 @@
-"""Liveness of a program's values: the last step that reads each value, and modules that never run."""
+"""Liveness of a program's tensors: the last operation that reads each tensor, and modules that never run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..flow.tree import Use
 from ..flow.value import Value
 
 
-def unused_modules(scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields name, primitive and number of copies of the nodes that no pass runs, without optional parts.
+def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+    """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     repeats: the number of copies of the scope.
     """
-    for item in scope.items:
+    for item in module_scope.items:
         if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
             continue
         copies = repeats * item.about.get("repeat", 1)
@@ -27,14 +27,14 @@ def unused_modules(scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use
                 yield place.node.name, place.use, repeats * place.times
 
 
-def is_a_layer(scope: Scope) -> bool:
-    """Whether a repeated scope is a layer of a stack, not a multi-token-prediction module."""
-    return scope.takes is not None and not scope.about.get("optional")
+def is_a_layer(module_scope: Scope) -> bool:
+    """Whether a repeated module is a layer of a stack, not a multi-token-prediction module."""
+    return module_scope.takes is not None and not module_scope.about.get("optional")
 
 
-def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields path and scope of every module inside a scope that is called with a tensor."""
-    for item in scope.items:
+def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+    """Yields path and module of every submodule that is called with a tensor."""
+    for item in module_scope.items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():
                 yield from modules_below(branch, parent_path)
@@ -46,7 +46,7 @@ def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Sc
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the first candidate among the value and its bases, nearest first; None if there is none."""
+    """Returns the id of the candidate that is this value, or its nearest base; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
@@ -62,7 +62,7 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → the last step that reads its storage, and the values that several layers read.
+    """Returns value → the last operation that reads its storage, and the values that several layers read.
 
     branch: which of several forms runs. skips: whether a module does not.
     """
@@ -93,13 +93,19 @@ def last_readers(
             elif not skips(item):
                 visit(item.items, item if item.takes is not None else layer)
                 if item.over is not None:  # each of its runs reads what comes from outside
-                    steps = list(item.steps())
-                    inner_values = {id(value) for step in steps for value in step.outs}
-                    storages_read = {id(value.storage) for step in steps for value in step.ins}
+                    operations = list(item.steps())
+                    inner_values = {id(output_value) for operation in operations for output_value in operation.outs}
+                    storages_read = {
+                        id(input_value.storage) for operation in operations for input_value in operation.ins
+                    }
                     last_reader.update(dict.fromkeys(storages_read - inner_values, id(item)))
 
     visit(root.items, root)
-    for scope in root.scopes():
-        if scope.takes is not None and scope.gives is not None and last_layer.get(id(scope.gives.storage)) is scope:
-            shared_values.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
+    for module_scope in root.scopes():
+        if (
+            module_scope.takes is not None
+            and module_scope.gives is not None
+            and last_layer.get(id(module_scope.gives.storage)) is module_scope
+        ):
+            shared_values.add(id(module_scope.gives.storage))  # the loop over the layers reads it after all steps
     return {key: step for key, step in last_reader.items() if key not in shared_values}, shared_values

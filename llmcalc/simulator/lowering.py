@@ -1,4 +1,4 @@
-"""Runs a program with the kernels of a profile, and recomputes parts of it: the base of all profiles.
+"""Runs a program with the kernels of a profile, and recomputes parts of it: the base class of all profiles.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.
@@ -62,50 +62,73 @@ class Lowering(ProgramLowering):
             self._find_recomputed_modules(root)
         if not self.recompute.layers:
             return
-        self.carries: bool = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
-        for scope in root.scopes():
-            if scope.takes is not None:
-                steps = list(scope.steps(idle=False))
-                outputs = {id(out) for step in steps for out in step.outs}
-                storages_read = {id(value.storage) for step in steps for value in step.ins}
-                layer_input_ids = {id(scope.takes.storage)} - self.shared_values
-                self.makes[id(scope)], self.reads[id(scope)] = outputs, storages_read - outputs - layer_input_ids
+        self.carries: bool = any(
+            operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(idle=False)
+        )
+        for module_scope in root.scopes():
+            if module_scope.takes is not None:
+                operations = list(module_scope.steps(idle=False))
+                outputs = {id(output) for operation in operations for output in operation.outs}
+                storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
+                layer_input_ids = {id(module_scope.takes.storage)} - self.shared_values
+                self.makes[id(module_scope)], self.reads[id(module_scope)] = (
+                    outputs,
+                    storages_read - outputs - layer_input_ids,
+                )
 
     def _find_recomputed_modules(self, root: Scope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
-        modules = [module for scope in root.scopes() if is_a_layer(scope) for module in modules_below(scope)]
+        modules = [
+            module
+            for module_scope in root.scopes()
+            if is_a_layer(module_scope)
+            for module in modules_below(module_scope)
+        ]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
-        for path, scope in modules:
+        for path, module_scope in modules:
             if path in self.recompute.nodes:
-                self.recomputed_modules[id(scope)] = self._recomputed_module(scope, root)
+                self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root)
 
-    def _recomputed_module(self, scope: Scope, root: Scope) -> RecomputedModule:
+    def _recomputed_module(self, module_scope: Scope, root: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
-        steps = list(scope.steps(idle=False))
-        step_ids, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
-        values_read = {id(value): value for step in steps for value in step.ins if base_among(value, outputs) is None}
-        outside_reads = (value for step in root.steps(idle=False) if id(step) not in step_ids for value in step.ins)
+        operations = list(module_scope.steps(idle=False))
+        step_ids, outputs = (
+            {id(operation) for operation in operations},
+            {id(output) for operation in operations for output in operation.outs},
+        )
+        values_read = {
+            id(input_value): input_value
+            for operation in operations
+            for input_value in operation.ins
+            if base_among(input_value, outputs) is None
+        }
+        outside_reads = (
+            input_value
+            for operation in root.steps(idle=False)
+            if id(operation) not in step_ids
+            for input_value in operation.ins
+        )
         return RecomputedModule(
-            tuple(value for value in values_read.values() if not is_view_of(value, scope.reads)),
-            frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(scope.gives)},
+            tuple(value for value in values_read.values() if not is_view_of(value, module_scope.reads)),
+            frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(module_scope.gives)},
             tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in step_ids),
         )
 
-    def _checkpointed_module(self, scope: Scope, recomputed_module: RecomputedModule) -> None:
+    def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
         """Runs a module and saves only its inputs; the backward pass recomputes it.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
         """
-        assert scope.reads is not None
-        assert scope.gives is not None
-        module_input, module_output = scope.reads, scope.gives
+        assert module_scope.reads is not None
+        assert module_scope.gives is not None
+        module_input, module_output = module_scope.reads, module_scope.gives
         outer_frames, memo = self._frames_copy(), self.memo
         shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
         shared_values |= {
             id(bound): self.values[id(bound)]
             for value in recomputed_module.reads
-            if (bound := self._bound(value)) is not None
+            if (bound := self._value_with_tensor(value)) is not None
         }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
@@ -113,7 +136,7 @@ class Lowering(ProgramLowering):
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(outer_frames), memo
             try:
-                self._module(Frame(scope))
+                self._module(Frame(module_scope))
                 caller_state[0].update(
                     {key: self.values[key] for key in recomputed_module.escapes if key in self.values}
                 )
@@ -121,10 +144,10 @@ class Lowering(ProgramLowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.run_checkpointed(run, [self.get(module_input)])
+        output = self.run_checkpointed(run, [self.get(module_input)])
         for value in recomputed_module.lasts:
             self.forget(value.storage)
-        self.bind(module_output, out)
+        self.bind(module_output, output)
 
     @property
     def carried(self) -> dict[Any, Tensor]:
@@ -137,7 +160,7 @@ class Lowering(ProgramLowering):
             del self.memo[key]
         self.memo.update(tensors)
 
-    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, module_call: Frame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -148,8 +171,8 @@ class Lowering(ProgramLowering):
             self.memo,
         )
         carried_keys, is_first_run = tuple(self.carried), True
-        shared_values = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
-        shared_outputs = (self.shared_values & self.makes[id(frame.scope)]) - {id(layer_output.storage)}
+        shared_values = {key: self.values[key] for key in self.reads[id(module_call.scope)] if key in self.values}
+        shared_outputs = (self.shared_values & self.makes[id(module_call.scope)]) - {id(layer_output.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layer on a copy of the module stack."""
@@ -164,10 +187,10 @@ class Lowering(ProgramLowering):
             carried_now, is_recomputed, is_first_run = self.carried, not is_first_run, False
             self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
-                self.module(Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner))
-                out = self.get(layer_output)
+                self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
+                output = self.get(layer_output)
                 caller_state[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
-                return out
+                return output
             finally:
                 if is_recomputed:
                     self.carry(carried_now)
@@ -175,38 +198,40 @@ class Lowering(ProgramLowering):
 
         return run
 
-    def run_checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
-            return reentrant(self.graph, run, arguments)
+            return reentrant(self.graph, compute, arguments)
         recompute, compiled = self.recompute, self.choices.compiled
         return checkpoint(
             self.graph,
-            run,
+            compute,
             arguments,
             kept_operations=recompute.saved_operations,
             alternate=recompute.alternate,
             compiled=compiled,
         )
 
-    def module(self, frame: Frame) -> None:
+    def module(self, module_call: Frame) -> None:
         """Runs a module, checkpointed if it is selected for recomputation."""
-        recomputed_module = self.recomputed_modules.get(id(frame.scope))
+        recomputed_module = self.recomputed_modules.get(id(module_call.scope))
         if recomputed_module is None:
-            super().module(frame)
+            super().module(module_call)
         else:
-            self._checkpointed_module(frame.scope, recomputed_module)
+            self._checkpointed_module(module_call.scope, recomputed_module)
 
-    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs one layer; with recomputation only its input is saved."""
-        scope, recompute = frame.scope, self.recompute
+        module_scope, recompute = module_call.scope, self.recompute
         if (
-            frame.layer_index is None
+            module_call.layer_index is None
             or not recompute.layers
-            or frame.layer_index % recompute.every
-            or not is_a_layer(scope)
+            or module_call.layer_index % recompute.every
+            or not is_a_layer(module_scope)
         ):
-            return super().layer(frame, x)
-        assert scope.takes is not None
-        assert scope.gives is not None
-        return self.run_checkpointed(self.layer_runner(frame, scope.takes, scope.gives), [x, *self.carried.values()])
+            return super().layer(module_call, x)
+        assert module_scope.takes is not None
+        assert module_scope.gives is not None
+        return self.run_checkpointed(
+            self.layer_runner(module_call, module_scope.takes, module_scope.gives), [x, *self.carried.values()]
+        )

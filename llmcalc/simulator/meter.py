@@ -1,4 +1,4 @@
-"""Counts the bytes of storages by kind, and each module's peak in each phase."""
+"""Counts the bytes of storages by kind (weights, gradients, …), and each module's peak in each phase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """Returns the place of the same module in the backward pass."""
+        """Returns the same module with the phase of its backward pass."""
         return Place("backward", self.layer_index, self.path)
 
 
@@ -57,20 +57,20 @@ class Block:
     """The memory of one storage.
 
     bytes: bytes of its tensor.
-    kind: the kind that it is counted under.
+    memory_kind: the kind that it is counted under.
     handle: the handle that the device returned.
     """
 
     __slots__ = ("bytes", "handle", "kind")
 
-    def __init__(self, size: int, kind: str, handle: Any = None) -> None:
-        self.bytes: int = size
-        self.kind: str = kind
+    def __init__(self, nbytes: int, memory_kind: str, handle: Any = None) -> None:
+        self.bytes: int = nbytes
+        self.kind: str = memory_kind
         self.handle: Any = handle
 
 
 class Peak:
-    """The peak memory of one place in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
+    """The peak memory of one module in one phase, in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
 
@@ -80,8 +80,8 @@ class Peak:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Returns bytes by kind, with 0 for missing kinds."""
-        return {kind: self.by_kind.get(kind, 0) for kind in KINDS}
+        """Returns bytes by kind of memory, with 0 for missing kinds."""
+        return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 
     def copy(self) -> Peak:
         """Returns an independent peak with the same bytes."""
@@ -121,12 +121,12 @@ class Meter:
         return self._place
 
     @place.setter
-    def place(self, place: Place) -> None:
-        if place != self._place:
+    def place(self, allocation_place: Place) -> None:
+        if allocation_place != self._place:
             if self._risen:
                 self._settle_peak()
-            self._place = place
-            self._here = self.peaks.setdefault(place, Peak())
+            self._place = allocation_place
+            self._here = self.peaks.setdefault(allocation_place, Peak())
             if self.now > self._here.bytes:
                 self._here.bytes, self._risen = self.now, True
 
@@ -135,10 +135,10 @@ class Meter:
         self._here.by_kind = dict(self.by_kind)
         self._risen = False
 
-    def allocate(self, size: Number) -> Block:
-        block = Block(size, self.kind, None if self.device is None else self.device.allocate(size, self.stream))
-        self.now = live_bytes = self.now + size
-        self.by_kind[self.kind] += size
+    def allocate(self, nbytes: Number) -> Block:
+        block = Block(nbytes, self.kind, None if self.device is None else self.device.allocate(nbytes, self.stream))
+        self.now = live_bytes = self.now + nbytes
+        self.by_kind[self.kind] += nbytes
         self.peak = max(self.peak, live_bytes)
         if live_bytes > self._here.bytes:
             self._here.bytes, self._risen = live_bytes, True
@@ -152,12 +152,12 @@ class Meter:
         if self.device is not None:
             self.device.free(block.handle)
 
-    def reclassify(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, memory_kind: str) -> None:
         """Counts a block's bytes under another kind from now on; weights and inputs keep their kind."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
-            self.by_kind[kind] += block.bytes
-            block.kind = kind
+            self.by_kind[memory_kind] += block.bytes
+            block.kind = memory_kind
 
     def restart(self) -> None:
         """Resets the peaks."""
@@ -175,9 +175,9 @@ class NoMeter:
     parameter_path: Any = None
     stream = 0
 
-    def allocate(self, size: Number) -> None:
+    def allocate(self, nbytes: Number) -> None:
         return None
 
     def free(self, block: None) -> None: ...
 
-    def reclassify(self, block: None, kind: str) -> None: ...
+    def reclassify(self, block: None, memory_kind: str) -> None: ...

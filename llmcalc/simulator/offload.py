@@ -23,8 +23,8 @@ class Offload:
     moved: bytes of each tensor on the host.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, autograd_graph: Graph) -> None:
+        self.graph = autograd_graph
         self.moved: list[int] = []
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 

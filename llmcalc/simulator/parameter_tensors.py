@@ -19,43 +19,48 @@ from .value_tensors import ValueTensors
 class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated at their first use."""
 
-    def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """Returns a module's parameter by name, allocated at its first use. module: default the current module."""
-        key = (*(self.module_path() if module is None else module), name)
+    def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+        """Returns a module's parameter by name, allocated at its first use. module_path: default the current module."""
+        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
-    def expert_weight(self, step: Step, shape: Shape) -> Tensor:
+    def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
         """Returns the stacked weights of all experts. shape: experts, rows and columns of each."""
-        return self.weight(f"{step.name}.weight", shape)
+        return self.weight(f"{operation.name}.weight", shape)
 
-    def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
+    def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
         """Returns a buffer of the current module by name. indices: whether its elements are integers."""
-        key = (*self.module_path(), name)
+        key = (*self.module_path(), parameter_name)
         self.buffers.add(key)
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
 
-    def matrix(self, step: Step) -> Tensor:
-        """Returns the weight [out, in] of a linear layer, which other steps may share."""
-        assert step.weight is not None
-        shape = extent(step.weight.out), extent(step.weight.ins)
-        lending_layer = step.options.get("lent")
+    def matrix(self, operation: Step) -> Tensor:
+        """Returns the weight [out, in] of a linear layer, which other operations may share."""
+        assert operation.weight is not None
+        shape = extent(operation.weight.out), extent(operation.weight.ins)
+        lending_layer = operation.options.get("lent")
         if lending_layer:
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
-        return self._shared_weight(step.weight, step.name, shape)
+        return self._shared_weight(operation.weight, operation.name, shape)
 
-    def table(self, step: Step) -> Tensor:
-        """Returns the weight [rows, width] of an embedding table, which other steps may share."""
-        assert step.weight is not None
-        return self._shared_weight(step.weight, step.name, (extent(step.weight.ins), extent(step.weight.out)))
+    def table(self, operation: Step) -> Tensor:
+        """Returns the weight [rows, width] of an embedding table, which other operations may share."""
+        assert operation.weight is not None
+        return self._shared_weight(
+            operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
+        )
 
-    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
-        """Returns a parameter that steps of a layer or of the model may share."""
+    def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
+        """Returns a parameter that several operations of a layer or of the model may share."""
         model_key = ("", id(weight))
-        layer_key = (*model_key, *(frame.layer_index for frame in self.frames if frame.layer_index is not None))
+        layer_key = (
+            *model_key,
+            *(module_call.layer_index for module_call in self.frames if module_call.layer_index is not None),
+        )
         for key in (model_key, layer_key):
             if key in self.weights:
                 return self.weights[key]
-        self.weights[layer_key] = parameter = self.weight(f"{name}.weight", shape)
+        self.weights[layer_key] = parameter = self.weight(f"{parameter_name}.weight", shape)
         return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
@@ -65,19 +70,19 @@ class ParameterTensors(ValueTensors):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
-        meter, is_trained = self.graph.meter, self.trained and self.adapters is None
+        memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
-        tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
+        tensors = [empty(memory_meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
         return (
-            [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
+            [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
             if parameter_use.has("buffers")
             else tensors
         )
 
     def create_parameter(self, key: Path, template: Tensor) -> Tensor:
-        """Allocates a parameter or buffer. template: a tensor of its shape and number format."""
+        """Allocates a parameter or buffer. template: a tensor with its shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:

@@ -1,4 +1,4 @@
-"""Runs the modules and steps of a program on tensors without values.
+"""Runs the modules and operations of a program on tensors without values.
 
 A profile has a method per verb, `do_<verb>`, which this class calls in the program's order.
 """
@@ -24,7 +24,7 @@ from .tensor import INT64, Tensor, counted_as, empty
 
 
 class ProgramLowering(CacheTensors):
-    """Runs the modules and steps of a program in its order, without recomputation."""
+    """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
         """Runs a program. Returns its result, and drops all other tensors."""
@@ -40,14 +40,14 @@ class ProgramLowering(CacheTensors):
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(Frame(program.root))
-        out = self.get(program.result)
+        output = self.get(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
-        return out
+        return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program's dataflow before it runs; does nothing without recomputation."""
+        """Analyses a program before it runs; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters, in the order in which the program uses them."""
@@ -97,7 +97,7 @@ class ProgramLowering(CacheTensors):
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
-        """Allocates the input of a pipeline stage that lacks the first layers; None for other programs."""
+        """Allocates the input of a pipeline stage that does not have the first layers; None for other programs."""
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
@@ -107,39 +107,39 @@ class ProgramLowering(CacheTensors):
 
     # --- modules and layers -----------------------------------------------------------------------------------------
 
-    def module(self, frame: Frame) -> None:
+    def module(self, module_call: Frame) -> None:
         """Runs a module. The caller refers to its input until it returns."""
-        self._module(frame)
+        self._module(module_call)
 
-    def _module(self, frame: Frame) -> None:
+    def _module(self, module_call: Frame) -> None:
         """Runs the items of a module, with the module on the stack."""
-        scope = frame.scope
-        argument = None if scope.reads is None else self.get(scope.reads)
-        self.frames.append(frame)
-        meter = self.graph.meter
-        outer_place, meter.place = meter.place, self.place
-        memo, self.memo = self.memo, {} if scope.apart else self.memo
-        outer_values = set(self.values) if scope.apart else set()
-        module_kernel = self.module_kernel(scope)
-        with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
+        module_scope = module_call.scope
+        argument = None if module_scope.reads is None else self.get(module_scope.reads)
+        self.frames.append(module_call)
+        memory_meter = self.graph.meter
+        outer_place, memory_meter.place = memory_meter.place, self.place
+        memo, self.memo = self.memo, {} if module_scope.apart else self.memo
+        outer_values = set(self.values) if module_scope.apart else set()
+        module_kernel = self.module_kernel(module_scope)
+        with self.graph.no_grad() if module_scope.about.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
-                self.items(scope.items)
+                self.items(module_scope.items)
             else:
                 module_kernel()
-        if scope.apart and scope.gives is not None:  # what its layers read goes with it
-            for key in set(self.values) - outer_values - {id(scope.gives), id(scope.gives.storage)}:
+        if module_scope.apart and module_scope.gives is not None:  # what its layers read goes with it
+            for key in set(self.values) - outer_values - {id(module_scope.gives), id(module_scope.gives.storage)}:
                 self.values.pop(key)
         self.memo = memo
         self.frames.pop()
-        meter.place = outer_place
+        memory_meter.place = outer_place
         del argument
 
-    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel that runs a whole module; None if its steps run one by one."""
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+        """Returns the kernel that runs a whole module; None if its operations run one by one."""
         return None
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs the items of a module in order."""
+        """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
         for item in items:
             if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
@@ -164,25 +164,28 @@ class ProgramLowering(CacheTensors):
         if layer_scopes:
             self.layers(layer_scopes)
 
-    def skips(self, scope: Scope) -> bool:
-        """Whether a module does not run: an excluded optional part, or a part that never runs."""
-        return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
+    def skips(self, module_scope: Scope) -> bool:
+        """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
+        return (
+            module_scope.about.get("optional", "") not in {"", *self.include}
+            or module_scope.about.get("role") in NEVER_RUN
+        )
 
-    def has_run(self, scope: Scope) -> bool:
-        """Whether a scope is a separate model, such as an encoder, that an earlier pass has run."""
-        return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
+    def has_run(self, module_scope: Scope) -> bool:
+        """Whether a module is a separate model, such as an encoder, that an earlier pass has run."""
+        return module_scope.apart and module_scope.gives is not None and self.follows(module_scope.gives.rows)
 
-    def _leave_out(self, scope: Scope) -> None:
+    def _leave_out(self, module_scope: Scope) -> None:
         """Marks the output of a skipped module as absent."""
-        if scope.gives is not None:
-            self.absent.add(id(scope.gives.storage))
-        if not self.skips(scope):
-            self.stack_number += self._count_stacks(scope)
+        if module_scope.gives is not None:
+            self.absent.add(id(module_scope.gives.storage))
+        if not self.skips(module_scope):
+            self.stack_number += self._count_stacks(module_scope)
 
-    def _count_stacks(self, scope: Scope) -> int:
+    def _count_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
         stacks, in_stack = 0, False
-        for item in scope.items:
+        for item in module_scope.items:
             if isinstance(item, Scope) and self.skips(item):
                 continue
             is_layer = isinstance(item, Scope) and item.takes is not None
@@ -197,7 +200,7 @@ class ProgramLowering(CacheTensors):
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs one alternative, and binds its result to the result of the first alternative."""
+        """Runs one of the alternative branches, and uses its result as the result of the first branch."""
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -207,23 +210,23 @@ class ProgramLowering(CacheTensors):
             self.set(first_branch.gives, self.get(branch.gives))
             self.forget(branch.gives.storage)
 
-    def side_by_side(self, scope: Scope) -> None:
-        """Runs equal modules in turn, and collects their outputs for the step that stacks them."""
-        assert scope.over is not None
-        assert scope.reads is not None
-        assert scope.gives is not None
+    def side_by_side(self, module_scope: Scope) -> None:
+        """Runs equal modules one after the other, and collects the outputs for the operation that stacks them."""
+        assert module_scope.over is not None
+        assert module_scope.reads is not None
+        assert module_scope.gives is not None
         outputs: list[Tensor] = []
-        slices = None if scope.slice is None else self.t.unbind(self.get(scope.reads), 2)
-        for i in range(scope.over.size):
-            if slices is not None and scope.slice is not None:
-                self.values[id(scope.slice)] = slices[i]
-            self.module(Frame(scope, layer_index=i, owner=i))
-            outputs.append(self.get(scope.gives))
-            self.forget(scope.gives.storage)
-        if scope.slice is not None:
-            self.values.pop(id(scope.slice))
-        self.stacks[id(scope.gives)] = outputs
-        self.release(scope, (value for step in scope.steps() for value in step.ins))
+        slices = None if module_scope.slice is None else self.t.unbind(self.get(module_scope.reads), 2)
+        for i in range(module_scope.over.size):
+            if slices is not None and module_scope.slice is not None:
+                self.values[id(module_scope.slice)] = slices[i]
+            self.module(Frame(module_scope, layer_index=i, owner=i))
+            outputs.append(self.get(module_scope.gives))
+            self.forget(module_scope.gives.storage)
+        if module_scope.slice is not None:
+            self.values.pop(id(module_scope.slice))
+        self.stacks[id(module_scope.gives)] = outputs
+        self.release(module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins))
 
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
@@ -249,18 +252,18 @@ class ProgramLowering(CacheTensors):
             del layer_input  # the stack's frame names a layer's input while the layer runs
         self.values[id(last_layer.gives)] = hidden
 
-    def run_after_layer(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
+    def run_after_layer(self, module_scope: Scope, x: Tensor, y: Tensor) -> Tensor:
         """Runs the module that follows the first layer. x, y: the layer's input and output."""
-        assert scope.reads is not None
-        assert scope.after is not None
-        assert scope.gives is not None
-        self.values[id(scope.reads)], self.values[id(scope.after)] = x, y
-        self.module(Frame(scope))
-        out = self.get(scope.gives)
-        for value in (scope.reads, scope.after):
+        assert module_scope.reads is not None
+        assert module_scope.after is not None
+        assert module_scope.gives is not None
+        self.values[id(module_scope.reads)], self.values[id(module_scope.after)] = x, y
+        self.module(Frame(module_scope))
+        output = self.get(module_scope.gives)
+        for value in (module_scope.reads, module_scope.after):
             self.values.pop(id(value), None)
-        self.forget(scope.gives.storage)
-        return out
+        self.forget(module_scope.gives.storage)
+        return output
 
     def _leave(self, layer_input: Value) -> None:
         """Drops the input of a layer, or only the layer's own reference if other layers read the input."""
@@ -268,43 +271,45 @@ class ProgramLowering(CacheTensors):
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
 
-    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
-        layer_input, layer_output = frame.scope.takes, frame.scope.gives
+        layer_input, layer_output = module_call.scope.takes, module_call.scope.gives
         assert layer_input is not None
         assert layer_output is not None
         self.values[id(layer_input)] = x
-        self.module(frame)
-        out = self.get(layer_output)
+        self.module(module_call)
+        output = self.get(layer_output)
         self._leave(layer_input)
         self.forget(layer_output.storage)
-        return out
+        return output
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
-        """Runs a step by the method of its verb, unless its results are cached."""
-        if (self.has_earlier_tokens or self.absent) and self.is_cached_step(step):
-            self.absent.update(map(id, step.outs))
+    def step(self, operation: Step) -> None:
+        """Runs an operation by the profile's method for its name, unless its results are cached."""
+        if (self.has_earlier_tokens or self.absent) and self.is_cached_step(operation):
+            self.absent.update(map(id, operation.outs))
             self.skipped: bool = self.skipped or not self.has_earlier_tokens
-            self.release(step, step.ins)
+            self.release(operation, operation.ins)
             return
-        run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
-        if run is None:
-            raise self.not_modelled(step, step.verb)
-        run(step)
-        self.release(step, step.ins)
+        kernel: Callable[[Step], None] | None = getattr(self, f"do_{operation.verb}", None)
+        if kernel is None:
+            raise self.not_modelled(operation, operation.verb)
+        kernel(operation)
+        self.release(operation, operation.ins)
 
-    def is_cached_step(self, step: Step) -> bool:
-        """Whether earlier passes have cached everything that a step's results are used for."""
-        if step.verb in WITHOUT_NEW:
+    def is_cached_step(self, operation: Step) -> bool:
+        """Whether earlier passes have cached everything that an operation's results are used for."""
+        if operation.verb in WITHOUT_NEW:
             return False
-        if any(map(self.missing, step.ins)):
+        if any(map(self.missing, operation.ins)):
             return True
-        return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
+        return (
+            not operation.ins and bool(operation.outs) and all(self.follows(output.rows) for output in operation.outs)
+        )
 
     def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
-        """Drops the values that no later step reads."""
+        """Frees the tensors that no later operation reads."""
         for value in values:
             if self.last.get(id(value.storage)) == id(reader):
                 self.forget(value.storage)
@@ -312,41 +317,41 @@ class ProgramLowering(CacheTensors):
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_hold(self, step: Step) -> None:
+    def do_hold(self, operation: Step) -> None:
         """Keeps tensors referenced as local variables of a module."""
-        frame = self.frames[-2 if step.options["outside"] else -1]
-        for name, value in zip(step.options["names"], step.ins, strict=True):
+        frame = self.frames[-2 if operation.options["outside"] else -1]
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if not self.missing(value):
-                frame.local_tensors[name] = self.get(value)
+                frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
-    def do_keep(self, step: Step) -> None:
-        """Stores tensors for later steps of the pass."""
-        for name, value in zip(step.options["names"], step.ins, strict=True):
-            self.memo[name] = self.get(value)
+    def do_keep(self, operation: Step) -> None:
+        """Stores tensors for later operations of the pass."""
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
+            self.memo[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
-    def do_enter(self, step: Step) -> None:
+    def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
         frame = self.frames[-1]
         frame.callers.append(frame.local_tensors)
         frame.local_tensors = {}
 
     @compared(BY_TORCH)
-    def do_leave(self, step: Step) -> None:
+    def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module."""
         frame = self.frames[-1]
         frame.local_tensors = frame.callers.pop()
 
     @compared(BY_TORCH)
-    def do_also(self, step: Step) -> None:
-        """Adds another result to the program's results."""
-        self.further.append(self.get(step.ins[0]))
+    def do_also(self, operation: Step) -> None:
+        """Adds a second result to the program's results."""
+        self.further.append(self.get(operation.ins[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
-    def do_dropout(self, step: Step) -> None:
-        """Drops elements in training, where the model's probability is not 0."""
-        self.set(step.outs[0], self.apply_dropout(self.get(step.ins[0]), step.options["probability"]))
+    def do_dropout(self, operation: Step) -> None:
+        """Runs dropout in training, if the model's dropout probability is not 0."""
+        self.set(operation.outs[0], self.apply_dropout(self.get(operation.ins[0]), operation.options["probability"]))
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout; the tensor itself outside of training or with probability 0."""

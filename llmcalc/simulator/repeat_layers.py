@@ -1,4 +1,4 @@
-"""Derives the memory events of a run with many layers from a recorded run with few layers.
+"""Derives the memory events of a run with many layers from the recorded events of few layers.
 
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
@@ -36,7 +36,7 @@ _latest_run = LatestRun()
 
 
 class NotRepeating(Exception):
-    """Raised when recorded layers or passes differ that should be identical."""
+    """Raised when layers or passes that should have identical memory events differ."""
 
 
 class AllocatorOverhead(NamedTuple):
@@ -55,15 +55,15 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. tensors: the bytes that the tensors requested."""
+        """Returns the overhead of an allocator after a replay. tensors: the requested bytes."""
         slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """Combines the overhead of consecutive runs on separate allocators."""
-        requested_bytes, slop = max(run.requested for run in runs), max(run.slop for run in runs)
-        reserved_bytes = max(run.requested + run.slop + run.free for run in runs)
+        """Combines the overhead of consecutive runs that have separate allocators."""
+        requested_bytes, slop = max(replay.requested for replay in runs), max(replay.slop for replay in runs)
+        reserved_bytes = max(replay.requested + replay.slop + replay.free for replay in runs)
         return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
 
     def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
@@ -74,7 +74,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerEvent(NamedTuple):
-    """An event that occurs in every inner repeat, as a function of the repeat's index.
+    """A memory event that occurs in every inner repeat, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -92,7 +92,7 @@ class InnerEvent(NamedTuple):
 
 @dataclass
 class Sweep:
-    """Events that run through the repeats of a stack, repeat by repeat.
+    """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack: the number of the stack.
     rising: whether they go from the first repeat to the last.
@@ -107,7 +107,7 @@ class Sweep:
 
     @property
     def ordered(self) -> list[list[Event]]:
-        """The events of each repeat, in the sweep's direction."""
+        """The events of each repeat, in the direction in which the layers run."""
         return self.repeats if self.rising else self.repeats[::-1]
 
 
@@ -118,7 +118,7 @@ Line: TypeAlias = tuple[Any, int, int, Any]
 
 
 class RepeatAnalysis:
-    """Finds the events of every repeat in a recorded run, and replays any number of repeats.
+    """Finds the memory events of every layer repeat in a recorded run, and replays any number of repeats.
 
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
@@ -140,13 +140,13 @@ class RepeatAnalysis:
         ]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
-            if id(piece) not in self.parts:
-                runs = list(self._split_by_repeat(piece))
+        for events_of_part in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
+            if id(events_of_part) not in self.parts:
+                runs = list(self._split_by_repeat(events_of_part))
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(piece)] = list(self._sweeps_and_events(runs))
+                self.parts[id(events_of_part)] = list(self._sweeps_and_events(runs))
         sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
@@ -158,17 +158,17 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields events in order, split at changes of repeat; None marks events outside of all repeats."""
+        """Yields the events in order, split where the layer repeat changes; None marks events outside repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
         events: list[Event] = []
         for event in events_of_piece:
-            x, size, _ = event
-            if size >= 0:
+            x, nbytes, _ = event
+            if nbytes >= 0:
                 self.allocated_in[x] = repeat
-            elif size in (PLACED, OWNED):
-                if size == PLACED:
+            elif nbytes in (PLACED, OWNED):
+                if nbytes == PLACED:
                     repeat_of_place = self._repeat_of_place(x)
                 else:
                     repeat_of_parameter = None if x is None else self._repeat_of_parameter(x)
@@ -177,9 +177,9 @@ class RepeatAnalysis:
                     if events:
                         yield from self._split_releases(repeat, events)
                     repeat, events = next_repeat, []
-                if size == OWNED:
+                if nbytes == OWNED:
                     continue
-            elif size == TAKEN:
+            elif nbytes == TAKEN:
                 self.allocated_in[x] = None
             events.append(event)
         if events:
@@ -188,7 +188,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. Releases outside of repeats belong to the storage's repeat.
+        """Yields the events of one repeat. A release outside of all repeats counts with the repeat that allocated it.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -218,35 +218,35 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
-        """Returns the order of all repeats in which these origins begin to release; empty if they begin in none."""
+        """Returns the order in which the repeats begin to release storages; empty if these repeats release none."""
         if origins in self.orders:
             return origins  # type: ignore[return-value]
         inner = origins[: RECORDED_REPEATS - 1]
         return next((order for order in self.orders if inner in (order[1:], order[:-1])), [])
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
-        """Returns the repeat that allocated the storage of a release."""
-        x, size, _ = event
-        return self.allocated_in.get(x) if size == FREED else None
+        """Returns the layer repeat that allocated the released storage."""
+        x, nbytes, _ = event
+        return self.allocated_in.get(x) if nbytes == FREED else None
 
-    def _repeat_of_place(self, place: Place) -> Repeat | None:
-        """Returns the repeat that contains a place."""
-        if place.layer_index < 0:
+    def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
+        """Returns the layer repeat that contains a module."""
+        if allocation_place.layer_index < 0:
             return None
-        key = place.layer_index, place.path
+        key = allocation_place.layer_index, allocation_place.path
         if key not in self.repeat_cache:
-            repeats = (self._repeat_in_stack(i, place) for i in self.repeating)
+            repeats = (self._repeat_in_stack(i, allocation_place) for i in self.repeating)
             self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[key]
 
-    def _repeat_in_stack(self, stack_index: int, place: Place) -> Repeat | None:
-        """Returns the repeat of a stack that contains a place."""
+    def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
+        """Returns the repeat of one stack that contains a module."""
         stack = self.stacks[stack_index]
-        repeat = (place.layer_index - stack.before) // stack.period
-        return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
+        repeat = (allocation_place.layer_index - stack.before) // stack.period
+        return (stack_index, repeat) if stack.contains(allocation_place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
-        """Returns the repeat that contains a parameter."""
+        """Returns the layer repeat that contains a parameter."""
         names: list[str] = []
         for path_part in path[1:]:
             if type(path_part) is not int:
@@ -258,7 +258,7 @@ class RepeatAnalysis:
         return None
 
     def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields each sweep over a stack's layers, and the events between sweeps."""
+        """Yields each run of events through a stack's layers, and the events between such runs."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]
@@ -275,7 +275,7 @@ class RepeatAnalysis:
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """Returns the sweep that starts at a run, and the index after it; None if no sweep starts there.
+        """Returns the run through a stack's layers that starts here, and the index after it; None if none starts here.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
@@ -305,31 +305,31 @@ class RepeatAnalysis:
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (x, size, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
-            if size != other_size or value != other_value:
+        for (x, nbytes, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
+            if nbytes != other_size or value != other_value:
                 raise NotRepeating
-            if size >= 0:
+            if nbytes >= 0:
                 self.twins[x], self.twins[y] = (x, 1), (x, 2)
                 self.stack_of[x] = sweep.stack
-            elif size in (TAKEN, NAMED):
+            elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
     def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
-        (x, size, value), (y, _, _) = second_event, third_event
-        if size == PLACED:
+        (x, nbytes, value), (y, _, _) = second_event, third_event
+        if nbytes == PLACED:
             return self._inner_place(x, y)
         twin_x, twin_y = self.twins.get(x), self.twins.get(y)
         if x == y and twin_x is None:
-            return InnerEvent(None, x, x, size, value)
+            return InnerEvent(None, x, x, nbytes, value)
         if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
             raise NotRepeating
         if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
-            return InnerEvent(0, x, x, size, value)
+            return InnerEvent(0, x, x, nbytes, value)
         if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
-            return InnerEvent(-1, y, x, size, value)
+            return InnerEvent(-1, y, x, nbytes, value)
         if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], y, size, value)
+            return InnerEvent(1, twin_x[0], y, nbytes, value)
         raise NotRepeating
 
     def _check_edges(self) -> None:
@@ -341,22 +341,22 @@ class RepeatAnalysis:
         """
         for repeat, events in self.edges:
             inner_repeat = 2 if repeat == 0 else 1
-            for x, size, _ in events:
-                if size != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
+            for x, nbytes, _ in events:
+                if nbytes != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
                     raise NotRepeating
         outside_events: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
-                if any(size == NAMED and (x in self.twins or other in self.twins) for x, size, other in events):
+                if any(nbytes == NAMED and (x in self.twins or other in self.twins) for x, nbytes, other in events):
                     raise NotRepeating
                 outside_events |= {
-                    (*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins
+                    (*self.twins[x], nbytes) for x, nbytes, _ in events if nbytes in NAMING and x in self.twins
                 }
-        if any((x, 2, size) in outside_events for x, repeat, size in outside_events if repeat == 1):
+        if any((x, 2, nbytes) in outside_events for x, repeat, nbytes in outside_events if repeat == 1):
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
-        """Combines the places of an event in the second and the third repeat."""
+        """Combines the modules of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
@@ -367,25 +367,25 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
+        """Counts the bytes of a run without an allocator. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
-        meter = Meter()
+        memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
-        _replay_on_meter(meter, events.of(self.recorded.set_up), blocks)
-        result = ReplayResult(set_up=meter.now)
-        for piece in self.recorded.first:
-            _replay_on_meter(meter, events.of(piece), blocks)
-        first_peaks, meter.peaks = meter.peaks, {}
-        meter.place = Place()
-        for piece in self.recorded.then:
-            _replay_on_meter(meter, events.of(piece), blocks)
-        meter.place = Place("after")
-        result.take_peaks(first_peaks, meter.peaks, self.recorded.phases)
-        result.after = meter.now
+        _replay_on_meter(memory_meter, events.of(self.recorded.set_up), blocks)
+        result = ReplayResult(set_up=memory_meter.now)
+        for events_of_part in self.recorded.first:
+            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+        first_peaks, memory_meter.peaks = memory_meter.peaks, {}
+        memory_meter.place = Place()
+        for events_of_part in self.recorded.then:
+            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+        memory_meter.place = Place("after")
+        result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        result.after = memory_meter.now
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
+        """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         pieces = [
@@ -418,31 +418,33 @@ class RepeatedEvents:
                 self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
-    def of(self, piece: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to a recorded piece."""
-        if id(piece) not in self.pieces:
-            events = self.pieces[id(piece)] = []
-            for part in self.analysis.parts[id(piece)]:
+    def of(self, events_of_part: Sequence[Event]) -> list[Event]:
+        """Returns the events of the full run that correspond to these recorded events."""
+        if id(events_of_part) not in self.pieces:
+            events = self.pieces[id(events_of_part)] = []
+            for part in self.analysis.parts[id(events_of_part)]:
                 if isinstance(part, Sweep):
-                    for repeat_events in self._sweep(part, [self._line(event) for event in part.inner]):
+                    for repeat_events in self._events_of_sweep(
+                        part, [self._event_by_repeat(event) for event in part.inner]
+                    ):
                         events += repeat_events
                 else:
                     events += self._renumbered(part)
-        return self.pieces[id(piece)]
+        return self.pieces[id(events_of_part)]
 
-    def stretches(self, piece: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the events that an allocator sees, each with the repeats in which they occur in turn.
+    def stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
+        """Yields the events that an allocator sees, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
-        for part in self.analysis.parts[id(piece)]:
+        for part in self.analysis.parts[id(events_of_part)]:
             if not isinstance(part, Sweep):
                 yield _seen_by_allocator(self._renumbered(part)), ONCE
                 continue
-            lines = [self._line(event) for event in part.inner]
-            order = self._order(part)
-            sweep = self._sweep(part, lines)
-            if any(not step and size == FREED for _, step, size, _ in lines) or len(order) <= 2:
+            lines = [self._event_by_repeat(event) for event in part.inner]
+            order = self._repeat_order(part)
+            sweep = self._events_of_sweep(part, lines)
+            if any(not increment and nbytes == FREED for _, increment, nbytes, _ in lines) or len(order) <= 2:
                 yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
                 continue
             for events in (
@@ -450,40 +452,44 @@ class RepeatedEvents:
                 next(sweep),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
-            yield _seen_by_allocator([(x, size, value) for x, _, size, value in lines]), order[1:-1]
-            yield _seen_by_allocator(self._repeat(part, lines, order[-1])), ONCE
+            yield _seen_by_allocator([(x, nbytes, value) for x, _, nbytes, value in lines]), order[1:-1]
+            yield _seen_by_allocator(self._events_of_repeat(part, lines, order[-1])), ONCE
             yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
 
     def _renumbered(self, events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the first or last repeat, or of no repeat."""
+        """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
-            (self.shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
-            for x, size, value in events
+            (self.shifted_place(x), nbytes, value) if nbytes == PLACED else (storage_number(x, x), nbytes, value)
+            for x, nbytes, value in events
         ]
 
-    def _order(self, sweep: Sweep) -> range:
-        """Returns the inner repeats in the sweep's direction."""
+    def _repeat_order(self, sweep: Sweep) -> range:
+        """Returns the inner repeats in the direction in which the layers run."""
         inner_repeats = range(self.inner_repeats[sweep.stack])
         return inner_repeats if sweep.rising else inner_repeats[::-1]
 
-    def _sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat in the sweep's direction. lines: the events of the inner repeats."""
+    def _events_of_sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
+        """Yields the events of each repeat, in the order in which the layers run. lines: the inner repeats' events."""
         yield self._renumbered(sweep.ordered[0])
-        for repeat in self._order(sweep):
-            yield self._repeat(sweep, lines, repeat)
+        for repeat in self._repeat_order(sweep):
+            yield self._events_of_repeat(sweep, lines, repeat)
         yield self._renumbered(sweep.ordered[-1])
 
-    def _repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
+    def _events_of_repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. lines: the events of the inner repeats."""
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         events = [
             (
-                in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
-                size,
+                in_later_repeat(x, repeat)
+                if increment and nbytes == PLACED
+                else x + increment * repeat
+                if increment
+                else x,
+                nbytes,
                 value,
             )
-            for x, step, size, value in lines
+            for x, increment, nbytes, value in lines
         ]
         for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
@@ -492,46 +498,48 @@ class RepeatedEvents:
                         events[i] = event.edge, event.size, event.value
         return events
 
-    def _line(self, event: InnerEvent) -> Line:
-        """Returns the event of every inner repeat."""
+    def _event_by_repeat(self, event: InnerEvent) -> Line:
+        """Returns an event as a function of the inner repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
             return event.number, 1, event.size, event.value
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def shifted_place(self, place: Place) -> Place:
-        """Shifts a recorded place by the added repeats below it."""
+    def shifted_place(self, allocation_place: Place) -> Place:
+        """Returns a recorded module with its layer index moved by the added repeats."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
-            if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
-                return stack.in_later_repeat(place, inner_repeats + 2 - RECORDED_REPEATS)
-        return place
+            if stack.contains(allocation_place) and first_of_last_repeat <= allocation_place.layer_index < stack.end(
+                RECORDED_REPEATS
+            ):
+                return stack.in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
+        return allocation_place
 
 
 def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
-    """Returns the events without those that an allocator does not see."""
+    """Returns the events that change the allocator's state."""
     return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
 
 
-def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts events on a meter. blocks: storage → the storage's block."""
-    allocate, free = meter.allocate, meter.free
-    for x, size, value in events:
-        if size >= 0:
-            meter.kind = value
-            blocks[x] = allocate(size)
-        elif size == FREED:
+def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
+    """Counts the bytes of events on a meter. blocks: storage → its block on the meter."""
+    allocate, free = memory_meter.allocate, memory_meter.free
+    for x, nbytes, value in events:
+        if nbytes >= 0:
+            memory_meter.kind = value
+            blocks[x] = allocate(nbytes)
+        elif nbytes == FREED:
             free(blocks[x])
-        elif size == PLACED:
-            meter.place = x
-        elif size == KEPT:
-            meter.reclassify(blocks[x], value)
-        elif size == NAMED:
+        elif nbytes == PLACED:
+            memory_meter.place = x
+        elif nbytes == KEPT:
+            memory_meter.reclassify(blocks[x], value)
+        elif nbytes == NAMED:
             blocks[x] = blocks[value]
-        elif size == STREAMED:
-            meter.stream = value
+        elif nbytes == STREAMED:
+            memory_meter.stream = value
         elif blocks[x] is None:  # the mark of a workspace that does not exist yet
-            meter.kind = "overhead"
+            memory_meter.kind = "overhead"
             blocks[x] = allocate(value)

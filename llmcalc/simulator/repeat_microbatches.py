@@ -54,11 +54,11 @@ class EventMeter(Meter):
         self._stream = stream
         self._steps.append(on_stream(stream))
 
-    def allocate(self, size: int) -> Block:
-        block = super().allocate(size)
+    def allocate(self, nbytes: int) -> Block:
+        block = super().allocate(nbytes)
         block.handle = self.count
-        if size:
-            self._steps.append(allocation(self.count, size))
+        if nbytes:
+            self._steps.append(allocation(self.count, nbytes))
         self.count += 1
         return block
 
@@ -68,34 +68,34 @@ class EventMeter(Meter):
             self._steps.append(release(block.handle))
 
     def cut(self) -> None:
-        """Ends the current piece."""
+        """Ends the current list of events, and starts the next."""
         if self._steps:
             self.pieces.append((self._steps, 0))
             self._steps = []
 
     def play(
         self,
-        trace: PassTrace,
+        pass_trace: PassTrace,
         pass_id: PassId,
         more_layers: int,
         first_storages: Mapping[PassId, int],
         previous_pass: PassId | None = None,
     ) -> int:
-        """Replays a pass. Returns the number of its first storage.
+        """Replays a recorded pass. Returns the number of its first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
         previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
-        self.place = in_later_layer(trace.start, more_layers)
+        self.place = in_later_layer(pass_trace.start, more_layers)
         base = self.count
-        self.count += trace.count
+        self.count += pass_trace.count
         self.cut()
-        steps = trace.steps
-        if trace.releases_of_other_passes:
+        steps = pass_trace.steps
+        if pass_trace.releases_of_other_passes:
             steps = list(steps)
-            for (chunk, kind, distance), releases in trace.releases_of_other_passes.items():
-                other_pass = previous_pass if kind == PREVIOUS else (chunk, kind, pass_id[2] + distance)
+            for (chunk, memory_kind, distance), releases in pass_trace.releases_of_other_passes.items():
+                other_pass = previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + distance)
                 first_storage = base if other_pass == pass_id else first_storages.get(other_pass or pass_id)
                 if first_storage is None:
                     raise NotRepeating
@@ -103,42 +103,43 @@ class EventMeter(Meter):
                 for i, x in releases:
                     steps[i] = first_storage + x, 0  # `release`
         self.pieces.append((steps, base))
-        self._count(trace, more_layers)
+        self._count(pass_trace, more_layers)
         return base
 
-    def _count(self, trace: PassTrace, more_layers: int) -> None:
-        """Counts the bytes of a replayed pass, and the peak at each place."""
+    def _count(self, pass_trace: PassTrace, more_layers: int) -> None:
+        """Counts the bytes of a replayed pass, and the peak of each module."""
         bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum_counts(kinds_before, trace.kinds_at_first_release)
+            self._here.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
-        key = id(trace), more_layers
+        key = id(pass_trace), more_layers
         peaks = self._shifted_peaks.get(key)
         if peaks is None:
             peaks = [
-                (in_later_layer(place, more_layers), bytes, added_bytes) for place, bytes, added_bytes in trace.peaks
+                (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
+                for allocation_place, bytes, added_bytes in pass_trace.peaks
             ]
             self._shifted_peaks[key] = peaks
-        end_place = in_later_layer(trace.end, more_layers)
+        end_place = in_later_layer(pass_trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = bytes_before
-            for place, bytes, added_bytes in peaks:
-                peak = self.peaks.get(place)
+            for allocation_place, bytes, added_bytes in peaks:
+                peak = self.peaks.get(allocation_place)
                 if peak is None:
-                    peak = self.peaks[place] = Peak()
+                    peak = self.peaks[allocation_place] = Peak()
                 if bytes_before + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
-                    is_rising = is_rising or (place == end_place and trace.ends_rising)
-        self.peak: int = max(self.peak, bytes_before + trace.most)
-        self.now += trace.bytes
-        self.by_kind = _sum_counts(kinds_before, trace.kinds)
+                    self.peaks[allocation_place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
+                    is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
+        self.peak: int = max(self.peak, bytes_before + pass_trace.most)
+        self.now += pass_trace.bytes
+        self.by_kind = _sum_counts(kinds_before, pass_trace.kinds)
         self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are summed on read: the bytes before a pass, plus the bytes that the pass adds."""
+    """A peak that sums bytes by kind only when they are read: the bytes before a pass, plus those that it adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -159,14 +160,18 @@ class SummedPeak(Peak):
         self._by_kind = by_kind
 
 
-def in_later_layer(place: Place, layers: int) -> Place:
-    """Returns the place of the same module in a later layer."""
-    return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
+def in_later_layer(allocation_place: Place, layers: int) -> Place:
+    """Returns the same module in a later layer."""
+    return (
+        allocation_place
+        if allocation_place.layer_index < 0 or not layers
+        else allocation_place._replace(layer_index=allocation_place.layer_index + layers)
+    )
 
 
 def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds two counts by kind."""
-    return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
+    """Adds two tables of bytes by kind."""
+    return {pass_kind: bytes + second_counts.get(pass_kind, 0) for pass_kind, bytes in first_counts.items()}
 
 
 PassId: TypeAlias = tuple[int, str, int]
@@ -186,7 +191,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that creates it: the pass's output, or a gradient.
+    """A tensor that outlives the pass that allocates it: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -200,10 +205,10 @@ class OutputTensor(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, meter: EventMeter, base: int) -> Storage:
+    def storage(self, memory_meter: EventMeter, base: int) -> Storage:
         """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
         storage = Storage.__new__(Storage)
-        storage.meter, storage.bytes = meter, self.bytes
+        storage.meter, storage.bytes = memory_meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
         return storage
 
@@ -214,7 +219,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The events of a pass, and its bytes relative to the start.
+    """The memory events of a forward or backward pass, with bytes relative to its start.
 
     steps: the allocator's steps; storages are numbered in the pass.
     count: the number of storages.
@@ -244,28 +249,28 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
-        """Returns the trace with the micro-batches of other passes numbered relative to this pass.
+        """Returns the trace with the numbers of other micro-batches relative to this pass's.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass, steps in self.releases_of_other_passes.items():
-            other_chunk, kind, number = other_pass
+            other_chunk, pass_kind, number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, kind, number - pass_number)] = steps
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
     def is_like(self, other: PassTrace) -> bool:
-        """Whether another trace has the same events, except for storage numbers of the previous pass."""
+        """Whether another trace has the same events, apart from the numbers of the previous pass's storages."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
-                for pass_id, releases in trace.releases_of_other_passes.items()
+                for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
-            for trace in (self, other)
+            for pass_trace in (self, other)
         )
         first_trace, second_trace = without_numbers
         return (
@@ -274,7 +279,7 @@ class PassTrace:
         )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
-        """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
+        """Returns when the pass frees storages of its chunk's previous pass, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
@@ -289,7 +294,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts passes, and determines the case of each pass: passes of the same case have the same events.
+    """Counts passes and sorts them into cases: passes of a case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -311,7 +316,7 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
+        """Counts a forward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -321,13 +326,13 @@ class PassCounter:
         pass_number = self.forwards[chunk] - 1
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
-    def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass. Passes of the same case have the same events."""
+    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass; passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
-        return chunk, kind, _index_within_case(pass_number), previous_state if pass_number else ""
+        return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
+        """Counts a backward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -339,15 +344,15 @@ class PassCounter:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return case, pass_id
-        chunk, kind, number, state = case
+        chunk, pass_kind, pass_number, state = case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
             state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
-        return (chunk, kind, number, state), pass_id
+        return (chunk, pass_kind, pass_number, state), pass_id
 
 
 def _index_within_case(pass_number: int) -> int:
-    """Returns the index of a pass within its case; all passes from the third on have index 2.
+    """Returns the index of a pass among those of its case; from the third pass on it is 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -375,35 +380,37 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records them. by_previous: as in `PassCounter`."""
+    """Runs passes and records their memory events. by_previous: as in `PassCounter`."""
 
-    def __init__(self, meter: Recorder, chunks: int, by_previous: bool = False) -> None:
+    def __init__(self, memory_meter: Recorder, chunks: int, by_previous: bool = False) -> None:
         super().__init__(chunks, by_previous)
-        self.meter = meter
+        self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. run: the function that computes its output."""
-        return self._run(*self.next_forward(chunk), input_tensor, run)
+    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+        """Runs and records a forward pass. compute: the function that computes its output."""
+        return self._run(*self.next_forward(chunk), input_tensor, compute)
 
-    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Computes the loss of the last forward pass."""
-        return self._run(*self.next_loss(chunk), output, run)
+        return self._run(*self.next_loss(chunk), output, compute)
 
-    def _run(self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def _run(
+        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+    ) -> Tensor:
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = run()
+        output = compute()
         x = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = [without_storage(0, output)]
         end = len(self.meter.events)
         self.passes.append(RecordedPass(case, pass_id, start, end, start_place, x, outputs, self.previous))
         return output
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
         case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        run()
+        compute()
         gradients = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
@@ -423,7 +430,7 @@ class PassRecorder(PassCounter):
 
 @dataclass(frozen=True)
 class RecordedPasses:
-    """The passes of a recorded run. events: the run's events. by_previous: as in `PassCounter`."""
+    """The passes of a recorded run. events: the run's memory events. by_previous: as in `PassCounter`."""
 
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
@@ -436,7 +443,7 @@ class RecordedPasses:
         """
         events, passes = self.events, self.passes
         if allocated_before:
-            indices = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
+            indices = [i for i, (x, nbytes, _) in enumerate(events) if nbytes == PLACED or x not in allocated_before]
             events = [events[i] for i in indices]
             passes = [
                 recorded_pass._replace(
@@ -444,43 +451,46 @@ class RecordedPasses:
                 )
                 for recorded_pass in passes
             ]
-        traces = TraceReader(events, passes).traces
-        return with_unrecorded_cases(traces) if self.by_previous else traces
+        pass_traces = TraceReader(events, passes).traces
+        return with_unrecorded_cases(pass_traces) if self.by_previous else pass_traces
 
 
-def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have but the recording has not, if recorded cases determine their events.
+def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
+    """Adds cases that a schedule may have and that were not recorded, if the recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
     that its storages have other numbers; a pass that frees them tells which these are.
     """
-    all_traces = dict(traces)
-    for chunk in {chunk for chunk, *_ in traces}:
+    all_traces = dict(pass_traces)
+    for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
-            {(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2)
+            {(c[1], c[3]): pass_traces[c] for c in pass_traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2)
         )
         pairs = {
-            (kind, state): (trace, later_traces[kind, state.removesuffix(FIRST)])
-            for (kind, state), trace in second_traces.items()
-            if (kind, state.removesuffix(FIRST)) in later_traces
+            (pass_kind, state): (pass_trace, later_traces[pass_kind, state.removesuffix(FIRST)])
+            for (pass_kind, state), pass_trace in second_traces.items()
+            if (pass_kind, state.removesuffix(FIRST)) in later_traces
         }
         if pairs.keys() != second_traces.keys() or not all(
-            trace.is_like(later_trace) for trace, later_trace in pairs.values()
+            pass_trace.is_like(later_trace) for pass_trace, later_trace in pairs.values()
         ):
             continue
         numbers: dict[str, dict[int, int]] = {}
-        for (_, state), (trace, later_trace) in pairs.items():
+        for (_, state), (pass_trace, later_trace) in pairs.items():
             if state.endswith(FIRST):
-                releases, later_releases = trace.releases_of_previous(chunk), later_trace.releases_of_previous(chunk)
+                releases, later_releases = (
+                    pass_trace.releases_of_previous(chunk),
+                    later_trace.releases_of_previous(chunk),
+                )
                 release_pairs = zip(later_releases, releases, strict=True)
                 numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in release_pairs)
-        for (kind, state), trace in later_traces.items():
-            all_traces.setdefault((chunk, kind, 1, state), trace)
-            after_first = trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+        for (pass_kind, state), pass_trace in later_traces.items():
+            all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
+            after_first = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
             if after_first is not None:
                 for n in (1, 2):
-                    all_traces.setdefault((chunk, kind, n, state + FIRST), after_first)
+                    all_traces.setdefault((chunk, pass_kind, n, state + FIRST), after_first)
     return all_traces
 
 
@@ -496,7 +506,7 @@ _NO_STORAGE = Storage(NoMeter(), 0)
 class PassBytes:
     """Counts the bytes of a pass relative to its start.
 
-    place: the place that runs.
+    allocation_place: the place that runs.
     now, kinds: bytes so far, and the same by kind.
     most: their peak.
     peaks: place → its peak, with the bytes by kind.
@@ -504,8 +514,8 @@ class PassBytes:
     kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place: Place = place
+    def __init__(self, allocation_place: Place) -> None:
+        self.place: Place = allocation_place
         self.now: int = 0
         self.most: int = 0
         self.kinds: dict[str, int] = {}
@@ -513,31 +523,31 @@ class PassBytes:
         self.is_rising: bool = False
         self.kinds_at_first_release: dict[str, int] | None = None
 
-    def allocate(self, size: int, kind: str) -> None:
-        """Adds bytes of a kind."""
-        self.now += size
-        self.kinds[kind] = self.kinds.get(kind, 0) + size
-        if size:
+    def allocate(self, nbytes: int, memory_kind: str) -> None:
+        """Adds bytes of a kind of memory."""
+        self.now += nbytes
+        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) + nbytes
+        if nbytes:
             self._raise_peak()
             self.most = max(self.most, self.now)
 
-    def free(self, size: int, kind: str) -> None:
-        """Removes bytes of a kind."""
+    def free(self, nbytes: int, memory_kind: str) -> None:
+        """Removes bytes of a kind of memory."""
         self.settle()
-        self.now -= size
-        self.kinds[kind] = self.kinds.get(kind, 0) - size
+        self.now -= nbytes
+        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
 
-    def move_to(self, place: Place) -> None:
-        """Changes the current place."""
-        if place != self.place:
+    def move_to(self, allocation_place: Place) -> None:
+        """Enters another module or phase, whose peak is counted from now on."""
+        if allocation_place != self.place:
             self.settle()
-            self.place = place
+            self.place = allocation_place
             self._raise_peak()
 
-    def reclassify(self, size: int, old_kind: str, new_kind: str) -> None:
-        """Counts bytes of one kind under another."""
-        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - size
-        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + size
+    def reclassify(self, nbytes: int, old_kind: str, new_kind: str) -> None:
+        """Counts bytes of one kind of memory under another kind."""
+        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - nbytes
+        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + nbytes
 
     def settle(self) -> None:
         """Stores the bytes by kind at the current peak, which is final."""
@@ -553,7 +563,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Derives the trace of each pass case from recorded events.
+    """Derives the trace of each case of passes from the recorded events.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -575,97 +585,99 @@ class TraceReader:
         for recorded_pass in passes:
             self._read_between(events[end : recorded_pass.start])
             end = recorded_pass.end
-            trace = self._trace(recorded_pass)
+            pass_trace = self._trace(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
-                trace = trace.relative(recorded_pass.pass_id, recorded_pass.previous)
-            if self.traces.setdefault(recorded_pass.case, trace) != trace:
+                pass_trace = pass_trace.relative(recorded_pass.pass_id, recorded_pass.previous)
+            if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
         self._read_between(events[end:])
 
     def _read_between(self, events: Sequence[Event]) -> None:
-        """Reads events between passes, which may free only outputs of passes."""
-        for x, size, value in events:
-            if size >= 0:
-                self.sizes[x], self.kinds[x] = size, value
-            elif size == TAKEN:
+        """Reads the events between passes, which may release only outputs of passes."""
+        for x, nbytes, value in events:
+            if nbytes >= 0:
+                self.sizes[x], self.kinds[x] = nbytes, value
+            elif nbytes == TAKEN:
                 self.sizes[x], self.kinds[x] = value, "overhead"
-            elif size == KEPT:
+            elif nbytes == KEPT:
                 self.kinds[x] = value
-            elif size == FREED and x in self.origins and x not in self.output_storages:
+            elif nbytes == FREED and x in self.origins and x not in self.output_storages:
                 raise NotRepeating
 
     def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
         """Returns the trace of one pass."""
         start = self._start_place(recorded_pass)
-        trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for x, size, value in self.events[recorded_pass.start : recorded_pass.end]:
-            if size >= 0:
-                self._allocate(x, size, value, recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
-            elif size == TAKEN:
-                self._allocate(x, value, "overhead", recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
-            elif size == FREED:
-                self._free(x, storage_numbers, trace)
+        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        for x, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
+            if nbytes >= 0:
+                self._allocate(x, nbytes, value, recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes)
+            elif nbytes == TAKEN:
+                self._allocate(x, value, "overhead", recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes)
+            elif nbytes == FREED:
+                self._free(x, storage_numbers, pass_trace)
                 pass_bytes.free(self.sizes[x], self.kinds[x])
-            elif size == PLACED:
+            elif nbytes == PLACED:
                 pass_bytes.move_to(x)
-            elif size == KEPT:
+            elif nbytes == KEPT:
                 if x == recorded_pass.input_storage:
-                    trace.input_kind = value
+                    pass_trace.input_kind = value
                 else:
                     self._check_private(x, storage_numbers)
                 pass_bytes.reclassify(self.sizes[x], self.kinds[x], value)
                 self.kinds[x] = value
-            elif size == STREAMED:
-                trace.steps.append(on_stream(value))
+            elif nbytes == STREAMED:
+                pass_trace.steps.append(on_stream(value))
             else:
                 raise NotRepeating
-        trace.ends_rising = pass_bytes.is_rising
+        pass_trace.ends_rising = pass_bytes.is_rising
         pass_bytes.settle()
-        trace.count, trace.bytes, trace.kinds, trace.most = (
+        pass_trace.count, pass_trace.bytes, pass_trace.kinds, pass_trace.most = (
             len(storage_numbers),
             pass_bytes.now,
             pass_bytes.kinds,
             pass_bytes.most,
         )
-        trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
-        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in pass_bytes.peaks.items()]
-        trace.end = pass_bytes.place
-        trace.outputs = tuple(
+        pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
+        pass_trace.peaks = [
+            (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
+        ]
+        pass_trace.end = pass_bytes.place
+        pass_trace.outputs = tuple(
             (i, self._output(template, storage_numbers[x], x))
             for i, template, x in recorded_pass.outputs
             if x in storage_numbers
         )
-        if recorded_pass.pass_id[1] != "B" and not trace.outputs:
+        if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
             raise NotRepeating
-        return trace
+        return pass_trace
 
     def _allocate(
         self,
         x: int,
-        size: int,
-        kind: str,
+        nbytes: int,
+        memory_kind: str,
         pass_id: PassId,
         storage_numbers: dict[int, int],
-        trace: PassTrace,
+        pass_trace: PassTrace,
         pass_bytes: PassBytes,
     ) -> None:
-        """Adds a storage to a pass. storage_numbers: storage → the number of the storage in the pass."""
+        """Adds a new storage to a pass. storage_numbers: storage → its number in the pass."""
         storage_number = storage_numbers[x] = len(storage_numbers)
-        if size:
-            trace.steps.append(allocation(storage_number, size))
-        self.sizes[x], self.kinds[x] = size, kind
+        if nbytes:
+            pass_trace.steps.append(allocation(storage_number, nbytes))
+        self.sizes[x], self.kinds[x] = nbytes, memory_kind
         self.origins[x] = pass_id, storage_number
-        pass_bytes.allocate(size, kind)
+        pass_bytes.allocate(nbytes, memory_kind)
 
-    def _free(self, x: int, storage_numbers: Mapping[int, int], trace: PassTrace) -> None:
+    def _free(self, x: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
         self._check_private(x, storage_numbers)
         if not self.sizes[x]:
             return
         if x not in storage_numbers:
             pass_id, storage_number = self.origins[x]
-            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), storage_number))
-        trace.steps.append(release(storage_numbers.get(x, 0)))
+            pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
+        pass_trace.steps.append(release(storage_numbers.get(x, 0)))
 
     def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
@@ -673,10 +685,10 @@ class TraceReader:
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the place in which a pass starts: the place of its first event, if the event states a place."""
+        """Returns the module and phase in which a pass starts: those of its first event, if the event states them."""
         if recorded_pass.start < recorded_pass.end:
-            x, size, _ = self.events[recorded_pass.start]
-            if size == PLACED:
+            x, nbytes, _ = self.events[recorded_pass.start]
+            if nbytes == PLACED:
                 return x  # type: ignore[no-any-return]
         return recorded_pass.place
 
@@ -690,47 +702,47 @@ class TraceReader:
 class PassPlayer(PassCounter):
     """Replays recorded passes instead of running them.
 
-    traces: case → the trace of its passes.
+    pass_traces: case → the trace of its passes.
     more_layers: chunk → layers before it that the recorded run did not have.
     by_previous: as of `PassCounter`, as in the recorded run.
     """
 
     def __init__(
         self,
-        meter: EventMeter,
-        traces: Mapping[PassCase, PassTrace],
+        memory_meter: EventMeter,
+        pass_traces: Mapping[PassCase, PassTrace],
         more_layers: Sequence[int],
         by_previous: bool = False,
     ) -> None:
         super().__init__(len(more_layers), by_previous)
-        self.meter: EventMeter = meter
-        self.traces: Mapping[PassCase, PassTrace] = traces
+        self.meter: EventMeter = memory_meter
+        self.traces: Mapping[PassCase, PassTrace] = pass_traces
         self.more_layers: Sequence[int] = more_layers
         self.first_storages: dict[PassId, int] = {}
 
-    def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Replays a forward pass."""
         return self._play_forward(chunk, *self.next_forward(chunk), input_tensor)
 
-    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Replays the loss of the last forward pass."""
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
         """Replays a forward pass, and returns its output."""
-        trace, base = self._play(chunk, case, pass_id)
-        if input_tensor is not None and trace.input_kind is not None:
-            input_tensor.storage.block.kind = trace.input_kind
-        ((_, output),) = trace.outputs
+        pass_trace, base = self._play(chunk, case, pass_id)
+        if input_tensor is not None and pass_trace.input_kind is not None:
+            input_tensor.storage.block.kind = pass_trace.input_kind
+        ((_, output),) = pass_trace.outputs
         return output.tensor(output.storage(self.meter, base))
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.opening = len(self.meter.pieces)
-        trace, base = self._play(chunk, *self.next_backward(chunk))
+        pass_trace, base = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
-        for i, gradient in trace.outputs:
+        for i, gradient in pass_trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.storage(self.meter, base)
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])

@@ -36,7 +36,7 @@ class ReplayResult:
 
     def copy(self) -> ReplayResult:
         """Returns an independent result with the same bytes."""
-        return replace(self, peaks={place: peak.copy() for place, peak in self.peaks.items()})
+        return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
     def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
@@ -51,12 +51,16 @@ class ReplayResult:
         phases: Sequence[str] = PHASES,
     ) -> None:
         """Takes the peaks of the second step, and the peaks of the optimizer from the first step if higher."""
-        self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
+        self.peaks = {
+            allocation_place: peak
+            for allocation_place, peak in second_step_peaks.items()
+            if allocation_place.phase in phases
+        }
         step = Place("step")
         if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
             self.peaks[step] = first_step_peaks[step]
 
     @property
     def peak(self) -> tuple[Place, Peak]:
-        """The highest peak of all places."""
+        """The highest peak over all modules and phases."""
         return max(self.peaks.items(), key=lambda item: item[1].bytes)

@@ -69,7 +69,7 @@ def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
 
 
 def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
-    """Returns `can_use_flash_attention`: no mask, and equal head sizes up to 256.
+    """Whether flash attention runs (`can_use_flash_attention`): no mask, and equal head sizes up to 256.
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
@@ -80,14 +80,14 @@ def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
 
 
 def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
-    """Returns `can_use_mem_efficient_attention`: head sizes that tensor cores read aligned."""
+    """Whether memory-efficient attention runs (`can_use_mem_efficient_attention`): aligned head sizes."""
     if call.dtype is FLOAT32:
         return is_multiple(4 if capability >= 80 else 1, call)
     return is_half(capability, call.dtype) and is_multiple(8, call)
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:
-    """Whether kernels of this compute capability support a number format of 16 bits."""
+    """Whether a number format has 16 bits, and kernels of this compute capability support it."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 

@@ -39,11 +39,11 @@ def is_size_zero(size: Number) -> bool:
 def contiguous(shape: Shape) -> Strides:
     """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
-    step: Number = 1
-    for size in reversed(shape):
-        strides.append(step)
-        if not is_size_one(size) and not is_size_zero(size):
-            step = size if type(step) is int and step == 1 else step * size
+    dense_stride: Number = 1
+    for axis_size in reversed(shape):
+        strides.append(dense_stride)
+        if not is_size_one(axis_size) and not is_size_zero(axis_size):
+            dense_stride = axis_size if type(dense_stride) is int and dense_stride == 1 else dense_stride * axis_size
     return tuple(reversed(strides))
 
 
@@ -53,20 +53,20 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     if any(map(is_size_zero, shape)):
         return True
     dense_strides = contiguous(shape)
-    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense_strides, strict=True))
+    return all(is_size_one(axis_size) or a == b for axis_size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
+    axes = [(stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)]
     if not all(isinstance(n, int) for axis in axes for n in axis):
         return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
-    step: Number = 1
-    for stride, size in sorted(axes):
-        if stride != step:
+    dense_stride: Number = 1
+    for stride, axis_size in sorted(axes):
+        if stride != dense_stride:
             return False
-        step *= size
+        dense_stride *= axis_size
     return True
 
 
@@ -77,7 +77,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
         return contiguous(new_shape)
-    out: list[Number] = []
+    output: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
     base, old_size = (strides[-1] if strides else 1), Size()
@@ -88,13 +88,13 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
             continue
         new_size = Size()
         while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
-            out.append(new_size.times(base))
+            output.append(new_size.times(base))
             new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
             base, old_size = strides[axis - 1], Size()
-    return None if remaining_sizes else tuple(reversed(out))
+    return None if remaining_sizes else tuple(reversed(output))
 
 
 class Size:
@@ -161,24 +161,24 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     padded_shapes = [
         (0,) * (rank - len(operand_shape))
         + tuple(
-            0 if size == 1 and result_size != 1 else stride
-            for size, stride, result_size in zip(
+            0 if axis_size == 1 and result_size != 1 else stride
+            for axis_size, stride, result_size in zip(
                 operand_shape, strides, shape[rank - len(operand_shape) :], strict=True
             )
         )
         for operand_shape, strides in operands
     ]
     order = _axis_order(padded_shapes, shape)
-    out: list[Number] = [0] * rank
-    step = 1
+    output: list[Number] = [0] * rank
+    dense_stride = 1
     for axis in order:
-        out[axis] = step
-        step *= shape[axis]
-    return tuple(out)
+        output[axis] = dense_stride
+        dense_stride *= shape[axis]
+    return tuple(output)
 
 
 def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
-    """Returns the axes of an elementwise result, the densest first."""
+    """Returns the axes of an elementwise result, the axis with the smallest stride first."""
     order = list(range(len(shape) - 1, -1, -1))
 
     def swaps(inner_axis: int, outer_axis: int) -> int:
@@ -204,6 +204,6 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which other runs cannot reuse."""
+    """Clears the cached strides of symbolic sizes, which no other run can use."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

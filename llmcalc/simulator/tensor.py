@@ -1,5 +1,4 @@
-"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists; and the node of
-the backward graph that made one (`autograd` records and runs the graph).
+"""Tensors without values: shape and strides on a storage, whose bytes a meter counts as long as it exists.
 
 A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
 frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
@@ -17,7 +16,7 @@ from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
 class Dtype:
-    """A number format. rank: a result of two formats has the format of higher rank."""
+    """A number format. rank: of two formats in an operation, the result has the one of higher rank."""
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
@@ -60,34 +59,34 @@ class Meter(Protocol):
     parameter_path: Any
     stream: int
 
-    def allocate(self, size: Number) -> Any:
+    def allocate(self, nbytes: Number) -> Any:
         """Returns the block of a new storage."""
 
     def free(self, block: Any) -> None:
         """Frees the block of a storage."""
 
-    def reclassify(self, block: Any, kind: str) -> None:
+    def reclassify(self, block: Any, memory_kind: str) -> None:
         """Counts a storage's bytes under another kind from now on (`activations`, `gradients`)."""
 
 
 @contextmanager
-def counted_as(meter: Meter, kind: str) -> Iterator[None]:
-    """Counts new storages under a kind."""
-    previous_kind, meter.kind = meter.kind, kind
+def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
+    """Counts new storages as a kind of memory, inside a `with`."""
+    previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
         yield
     finally:
-        meter.kind = previous_kind
+        memory_meter.kind = previous_kind
 
 
 @contextmanager
-def on_stream(meter: Meter, stream: int) -> Iterator[None]:
-    """Allocates new storages on a stream."""
-    previous_stream, meter.stream = meter.stream, stream
+def on_stream(memory_meter: Meter, stream: int) -> Iterator[None]:
+    """Allocates new storages on a CUDA stream, inside a `with`."""
+    previous_stream, memory_meter.stream = memory_meter.stream, stream
     try:
         yield
     finally:
-        meter.stream = previous_stream
+        memory_meter.stream = previous_stream
 
 
 class Storage:
@@ -95,10 +94,10 @@ class Storage:
 
     __slots__ = ("__weakref__", "block", "bytes", "meter")
 
-    def __init__(self, meter: Meter, size: Number) -> None:
-        self.meter: Meter = meter
-        self.bytes: Number = size
-        self.block: Any = meter.allocate(size)
+    def __init__(self, memory_meter: Meter, nbytes: Number) -> None:
+        self.meter: Meter = memory_meter
+        self.bytes: Number = nbytes
+        self.block: Any = memory_meter.allocate(nbytes)
 
     def __del__(self) -> None:
         self.meter.free(self.block)
@@ -121,12 +120,12 @@ class ReleasedMeter:
     place: Any = None
     parameter_path: Any = None
 
-    def allocate(self, size: Number) -> Any:
+    def allocate(self, nbytes: Number) -> Any:
         return None
 
     def free(self, block: Any) -> None: ...
 
-    def reclassify(self, block: Any, kind: str) -> None: ...
+    def reclassify(self, block: Any, memory_kind: str) -> None: ...
 
 
 class Tensor:
@@ -164,7 +163,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """The bytes of the tensor's elements; an expanded tensor has more than its storage."""
+        """The bytes of the tensor's elements; an expanded tensor has more of them than its storage."""
         return count(self.shape) * self.dtype.bytes
 
     @property
@@ -176,11 +175,11 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def detached(self) -> Tensor:
-        """Returns a tensor with the same storage and no graph."""
+        """Returns a tensor with the same storage, outside of the autograd graph."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
-        """Returns a view with another shape, and no graph."""
+        """Returns a view with another shape, outside of the autograd graph."""
         view = Tensor(shape, self.dtype, self.storage, strides)
         view.has_base = True
         return view
@@ -189,9 +188,11 @@ class Tensor:
         return f"Tensor({list(self.shape)}, {self.dtype})"
 
 
-def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
+def empty(
+    memory_meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False
+) -> Tensor:
     """Returns a new tensor with a new storage."""
-    return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)
+    return Tensor(shape, dtype, Storage(memory_meter, count(shape) * dtype.bytes), strides, leaf)
 
 
 Gradient: TypeAlias = Tensor | None
@@ -226,7 +227,7 @@ class Recording(Protocol):
 
 
 class Node:
-    """An operation in the backward graph.
+    """An operation in the autograd graph, with its backward function.
 
     number: its number in the order of creation; the backward pass runs the highest first.
     place: where its operation ran.
@@ -245,14 +246,14 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, graph: Recording, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1
+        self, graph: Recording, name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
         self.name: str = name
         self.place: Any = graph.meter.place
         self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
-        for t in ins:
+        for t in inputs:
             self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward

@@ -1,4 +1,4 @@
-"""The tensors of a program's values, each bound by the step that computes it and dropped after its last reader."""
+"""The tensors of a program's values: stored by the operation that computes them, freed after their last reader."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .tensor import INT64, Dtype, Tensor
 
 
 class ValueTensors:
-    """The tensor of every value of a program, and the calls of the modules that run.
+    """Stores the tensor of every value of a program, and the stack of running modules.
 
     The fields are those of `lowering.Lowering`.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        autograd_graph: Graph,
         run_config: RunConfig,
         dtype: Dtype,
         trained: bool = True,
@@ -39,7 +39,7 @@ class ValueTensors:
         choices: Choices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph: Graph = graph
+        self.graph: Graph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
         self.trained: bool = trained
@@ -47,8 +47,8 @@ class ValueTensors:
         self.include: frozenset[str] = include
         self.choices: Choices = choices
         self.adapters: Adapters | None = adapters
-        graph.compiled, graph.multiprocessors = choices.compiled, choices.multiprocessors
-        self.t: Aten = Aten(graph)
+        autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
+        self.t: Aten = Aten(autograd_graph)
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
@@ -87,7 +87,7 @@ class ValueTensors:
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
-        """Returns a value's tensor in the value's shape; the first rows of a longer tensor."""
+        """Returns a value's tensor in the value's shape; of a tensor with more rows, the first rows."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -104,23 +104,23 @@ class ValueTensors:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass skips a value, because an earlier pass has cached the result that is computed from it."""
+        """Whether this pass does not compute a value, because an earlier pass has cached the result."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
 
     def follows(self, rows: Rows) -> bool:
-        """Whether an earlier pass has computed all of these rows, such as an encoder's."""
+        """Whether an earlier pass has computed all of a tensor's rows, such as an encoder's."""
         return (
             self.has_earlier_tokens
             and rows is not ONCE
             and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
         )
 
-    def take(self, step: Step, value: Value) -> Tensor:
-        """Returns a value's tensor, and drops the reference to it if no later step reads the value."""
+    def take(self, operation: Step, value: Value) -> Tensor:
+        """Returns a value's tensor, and drops the reference to it if no later operation reads the value."""
         x = self.get(value)
-        if self.last.get(id(value.storage)) == id(step):
+        if self.last.get(id(value.storage)) == id(operation):
             self.forget(value.storage)
         return x
 
@@ -133,7 +133,7 @@ class ValueTensors:
         return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to its tensor, under the value's own axes."""
+        """Stores the tensor of a value, with axes in the value's order."""
         if isinstance(value.rows, QueryKeyPairs):
             self.bind(value, tensor)
             return
@@ -143,25 +143,25 @@ class ValueTensors:
         self.bind(value, self.t.reshape(tensor, shape))
 
     def bind(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to a tensor of any shape, such as scores of query-key pairs."""
+        """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
         self.values[id(value)] = tensor
         self.bound.setdefault(id(value.storage), []).append(id(value))
 
     def forget(self, root: Value) -> None:
-        """Drops a value's tensor and all views of it."""
+        """Drops the references to a value's tensor and to its views."""
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
 
     def span(self, tokens: Any) -> Tensor:
-        """Returns the positions of the tokens, computed once per pass."""
+        """Returns the positions of the pass's tokens, computed once per pass."""
         key = ("span", tokens)
         if key not in self.memo:
             self.memo[key] = self.t.new((tokens,), INT64)
         span: Tensor = self.memo[key]
         return span
 
-    def _bound(self, value: Value | None) -> Value | None:
-        """Returns the value itself, or its nearest base, whichever has a tensor."""
+    def _value_with_tensor(self, value: Value | None) -> Value | None:
+        """Returns the value itself or its nearest base, whichever has a stored tensor."""
         while value is not None and id(value) not in self.values:
             value = value.of
         return value
@@ -181,7 +181,7 @@ class ValueTensors:
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, frames: Sequence[Frame]) -> Path:
-        """Returns the path of the innermost of nested modules; modules inside it decide which layer owns parameters."""
+        """Returns the path of the innermost running module, which determines the layer that owns its parameters."""
         path: list[Any] = []
         for i, frame in enumerate(frames):
             path.append(frame.scope.name)
@@ -189,38 +189,45 @@ class ValueTensors:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
-                is_shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
-                is_per_layer = any(scope.per_layer for scope in inner_scopes)
+                is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
+                is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
                 path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module with the indices of all enclosing layers, which is its key in `store`."""
+        """The path of the current module with the indices of all enclosing layers: its key in the cache."""
         return tuple(
-            path_part for frame in self.frames for path_part in (frame.scope.name, frame.scope.nth, frame.layer_index)
+            path_part
+            for module_call in self.frames
+            for path_part in (module_call.scope.name, module_call.scope.nth, module_call.layer_index)
         )
 
     @property
     def path(self) -> str:
         """The path of the current module."""
-        return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
+        return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
     def place(self) -> Place:
         """The place (module and phase) of new storages."""
-        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
+        )
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, name: str = "") -> Unsupported:
-        """Creates the error for a step without a kernel. name: the step's name."""
+        """Creates the error for an operation without a kernel. name: the operation's name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
 
     def not_modelled(self, step: Step, operation: str) -> Unsupported:
-        """Creates the error for a step whose operation no profile has."""
+        """Creates the error for an operation that no profile has."""
         reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, step.name)
 
     def _frames_copy(self) -> list[Frame]:
         """Copies the stack of running modules, without their local variables."""
-        return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]
+        return [
+            Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+            for module_call in self.frames
+        ]

@@ -154,7 +154,9 @@ def _measure_value(preset: Preset, key: str, settings: dict[str, Any]) -> Fracti
 def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | None = None) -> int:
     settings = settings_with_shorthands(values).with_usual_recomputation()
     runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
-    return memory(preset.model, settings, preset.dtype, config=preset.checkpoint, runtime=runtime).device.device_bytes
+    return memory(
+        preset.model, settings, preset.dtype, config=preset.checkpoint, cuda_runtime=runtime
+    ).device.device_bytes
 
 
 def broken(checks: Sequence[Check]) -> int:

@@ -208,7 +208,7 @@ def compare_on_gpu(
         if reason:
             comparison.left_out[run_settings.phase] = reason
             continue
-        device_memory = memory(spec, run_settings, runtime=runtime).device
+        device_memory = memory(spec, run_settings, cuda_runtime=runtime).device
         free_memory = free_bytes(statistics)
         if free_memory is not None and device_memory.reserved_bytes > free_memory:
             comparison.left_out[run_settings.phase] = (

@@ -140,7 +140,7 @@ class TrainingLoop:
         parameters_by_name = {
             name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
         }
-        run = TrainingRun(self.spec, self.training, meter=Meter())
+        run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         run.set_up()
         keys = (
             ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")

@@ -340,7 +340,7 @@ class InferenceBytes(NamedTuple):
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps as a dispatch mode counts them. step_count: 2, or 1 for the first step only."""
     meter = Meter()
-    run = TrainingRun(spec, training, meter=meter)
+    run = TrainingRun(spec, training, memory_meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     set_up, steps = meter.now, []
@@ -367,7 +367,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     """Returns quantity → simulated bytes of a micro-batch's passes without weights, as without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
-    run = TrainingRun(spec, training, meter=meter)
+    run = TrainingRun(spec, training, memory_meter=meter)
 
     def add(size: Number, in_place: bool) -> None:
         nonlocal sums

@@ -65,7 +65,9 @@ def main() -> None:
         each = (time.process_time() - start) / count
         line(f"{kernels}: {name}, {count} ranks", f"{each * 1e3:.0f} ms each", "≤ 25 ms")
     hardware = find_hardware("h100")
-    one = memory(llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), runtime=runtime_of(hardware))
+    one = memory(
+        llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), cuda_runtime=runtime_of(hardware)
+    )
     for devices in (64, 256):
         start = time.process_time()
         tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried

@@ -92,7 +92,7 @@ def test_interleaving_keeps_more_than_1f1b() -> None:
 
 def test_groups_of_megatron() -> None:
     """The table in schedules.py, `forward_backward_pipelining_with_interleaving`: PP2 N3M5 with VP2."""
-    (first, _) = pipeline(Layout(pp=2, vpp=2), 5, group=3).orders
+    (first, _) = pipeline(Layout(pp=2, vpp=2), 5, group_size=3).orders
     forward = [action for action in first if action.kind == "F"]
     assert [action.micro_batch for action in forward] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
     assert [action.chunk for action in forward] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]

@@ -51,7 +51,9 @@ def test_refusals_say_why() -> None:
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, request=LayoutRequest(tp=8, vpp=1))
+    found = search(
+        spec, 64, 64, 1, 4096, framework_named("megatron").layouts, layout_request=LayoutRequest(tp=8, vpp=1)
+    )
     assert {(layout.tp, layout.vpp) for layout, _ in found.possible} == {(8, 1)}
     assert len({layout.pp for layout, _ in found.possible}) > 1
 
@@ -121,7 +123,7 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
     found = search(
-        llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, request=asked
+        llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, layout_request=asked
     )
     assert found.possible
     assert all(holds(layout) for layout, _ in found.possible)
@@ -211,7 +213,7 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         1,
         4096,
         framework_named("megatron").layouts,
-        request=LayoutRequest(prefetch=2),
+        layout_request=LayoutRequest(prefetch=2),
     )
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
     assert not found.possible

@@ -1,5 +1,6 @@
-"""Adafactor of `torch.optim` (torch/optim/_adafactor.py of torch 2.13): a matrix has one mean per row and one per
-column (Shazeer & Stern 2018, arXiv:1804.04235, §3); a vector has one value per element. Each tensor has a step count.
+"""Adafactor of `torch.optim` (torch/optim/_adafactor.py of torch 2.13): one mean per row and per column of a matrix.
+
+Shazeer & Stern 2018, arXiv:1804.04235, §3. A vector has one value per element. Each tensor has a step count.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def _row_count(tensor: ParamTensor) -> Number:
-    """Returns the number of row means: the number of elements over the last axis's length; 0 for a vector."""
+    """Returns the number of row means: elements divided by the last axis's length; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
 def _column_count(tensor: ParamTensor) -> Number:
-    """Returns the number of column means: the number of elements over the second to last length; 0 for a vector."""
+    """Returns the number of column means: elements divided by the second to last axis's length; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
@@ -41,97 +42,113 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
     return tensor.size if len(tensor.shape) < 2 else 0
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters = run.updated
-    for parameter in run.loop_over(trained_parameters):
+    trained_parameters = optimizer_step.updated
+    for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
-            with run.counted_as_states():
+            with optimizer_step.counted_as_states():
                 if _is_factored(parameter):
-                    parameter.states.append(_new_reduction(run, parameter.grad, -1, run.dtype))  # row_var
-                    parameter.states.append(_new_reduction(run, parameter.grad, -2, run.dtype))  # col_var
+                    parameter.states.append(
+                        _new_reduction(optimizer_step, parameter.grad, -1, optimizer_step.dtype)
+                    )  # row_var
+                    parameter.states.append(
+                        _new_reduction(optimizer_step, parameter.grad, -2, optimizer_step.dtype)
+                    )  # col_var
                 else:
-                    parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # variance
-    if run.implementation == "foreach":
-        _multi_tensor_adafactor(run, trained_parameters)
+                    parameter.states.append(
+                        optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
+                    )  # variance
+    if optimizer_step.implementation == "foreach":
+        _multi_tensor_adafactor(optimizer_step, trained_parameters)
     else:
-        _single_tensor_adafactor(run, trained_parameters)
+        _single_tensor_adafactor(optimizer_step, trained_parameters)
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether row and column means replace the second moment; a vector has a whole second moment."""
+    """Whether a tensor has row and column means instead of a whole second moment; a vector has none."""
     return len(parameter.grad.shape) > 1
 
 
-def _new_reduction(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
+def _new_reduction(optimizer_step: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
     """Allocates a reduction over one axis, whose length becomes 1."""
     shape = list(x.shape)
     shape[axis] = 1
-    return run.t.new(tuple(shape), dtype or x.dtype)
+    return optimizer_step.t.new(tuple(shape), dtype or x.dtype)
 
 
-def _new_norm(run: OptimizerStep, x: Tensor) -> None:
+def _new_norm(optimizer_step: OptimizerStep, x: Tensor) -> None:
     """Allocates the norm of a tensor, which the host reads."""
-    run.t.new((), x.dtype)
+    optimizer_step.t.new((), x.dtype)
 
 
-def _new_estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
+def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     """Allocates the product of row and column means."""
-    return run.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
+    return optimizer_step.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
-def _single_tensor_adafactor(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters one by one. An update's local variables live until the next update replaces them."""
-    for parameter in run.loop_over(trained_parameters):
+    for parameter in optimizer_step.loop_over(trained_parameters):
         grad = parameter.grad
-        _new_norm(run, parameter.tensor)
+        _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(parameter):
             row_var, col_var = parameter.states
-            row_mean = _new_reduction(run, grad, -1)
-            run.write(row_var, row_mean)
-            col_mean = _new_reduction(run, grad, -2)
-            run.write(col_var, col_mean)
-            var_estimate = _new_estimate(run, row_var, col_var)
-            run.write(var_estimate, _new_reduction(run, row_var, -2))
+            row_mean = _new_reduction(optimizer_step, grad, -1)
+            optimizer_step.write(row_var, row_mean)
+            col_mean = _new_reduction(optimizer_step, grad, -2)
+            optimizer_step.write(col_var, col_mean)
+            var_estimate = _new_estimate(optimizer_step, row_var, col_var)
+            optimizer_step.write(var_estimate, _new_reduction(optimizer_step, row_var, -2))
         else:
             variance = parameter.states[0]
-            grad_squared = run.t.like(grad)
-            run.write(variance, grad_squared)
-            var_estimate = run.t.like(variance)
+            grad_squared = optimizer_step.t.like(grad)
+            optimizer_step.write(variance, grad_squared)
+            var_estimate = optimizer_step.t.like(variance)
         update = var_estimate
-        _new_norm(run, update)
-        run.write(parameter.tensor, update)
+        _new_norm(optimizer_step, update)
+        optimizer_step.write(parameter.tensor, update)
 
 
-def _multi_tensor_adafactor(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
-    for group in _by_dtype_and_factors(run, trained_parameters):
-        for parameter in run.loop_over(group):
-            _new_norm(run, parameter.tensor)
+    for group in _by_dtype_and_factors(optimizer_step, trained_parameters):
+        for parameter in optimizer_step.loop_over(group):
+            _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(group[0]):
-            row_means = [_new_reduction(run, parameter.grad, -1) for parameter in run.loop_over(group)]
+            row_means = [
+                _new_reduction(optimizer_step, parameter.grad, -1) for parameter in optimizer_step.loop_over(group)
+            ]
             del row_means
-            col_means = [_new_reduction(run, parameter.grad, -2) for parameter in run.loop_over(group)]
+            col_means = [
+                _new_reduction(optimizer_step, parameter.grad, -2) for parameter in optimizer_step.loop_over(group)
+            ]
             del col_means
-            var_estimates = [_new_estimate(run, *parameter.states) for parameter in run.loop_over(group)]
-            row_var_means = [_new_reduction(run, parameter.states[0], -2) for parameter in run.loop_over(group)]
+            var_estimates = [
+                _new_estimate(optimizer_step, *parameter.states) for parameter in optimizer_step.loop_over(group)
+            ]
+            row_var_means = [
+                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in optimizer_step.loop_over(group)
+            ]
             del row_var_means
         else:
-            grads_squared = [run.t.like(parameter.grad) for parameter in run.loop_over(group)]
+            grads_squared = [optimizer_step.t.like(parameter.grad) for parameter in optimizer_step.loop_over(group)]
             del grads_squared
-            var_estimates = [run.t.like(parameter.states[0]) for parameter in run.loop_over(group)]
+            var_estimates = [
+                optimizer_step.t.like(parameter.states[0]) for parameter in optimizer_step.loop_over(group)
+            ]
         updates = var_estimates
-        for _, update in zip(run.loop_over(group), updates, strict=True):
-            _new_norm(run, update)
-        run.write(group, updates)
+        for _, update in zip(optimizer_step.loop_over(group), updates, strict=True):
+            _new_norm(optimizer_step, update)
+        optimizer_step.write(group, updates)
 
 
 def _by_dtype_and_factors(
-    run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
+    optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
-    """Returns the groups of torch's `_group_tensors_by_device_dtype_and_is_multidim`."""
+    """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same_dtype in run.by_dtype(trained_parameters):
+    for same_dtype in optimizer_step.by_dtype(trained_parameters):
         for parameter in same_dtype:
             groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups.values())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the first moment and of the second moment's means."""
+    """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {"m": bytes_of(elements_of(tensors), dtype), "vmean": bytes_of(sum_over(tensors, _mean_count), dtype)}
 
 
@@ -30,27 +30,30 @@ def _mean_count(tensor: ParamTensor) -> Number:
     return ParamTensor((tensor.shape[0], *tensor.shape[2:]), tensor.role).size if len(tensor.shape) > 1 else tensor.size
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Its local variables live until the next parameter replaces them."""
     h = update = None
-    for parameter in run.loop_over(run.updated):
-        grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
         if not parameter.states:
             means = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
-            with run.counted_as_states():
-                parameter.states += [run.t.like(grad, dtype=dtype), run.t.new(means, dtype)]  # m, vmean
+            with optimizer_step.counted_as_states():
+                parameter.states += [
+                    optimizer_step.t.like(grad, dtype=dtype),
+                    optimizer_step.t.new(means, dtype),
+                ]  # m, vmean
         if is_vector:
-            h = run.t.like(run.t.like(parameter.states[1]))
-            run.write(parameter.tensor, h)
+            h = optimizer_step.t.like(optimizer_step.t.like(parameter.states[1]))
+            optimizer_step.write(parameter.tensor, h)
             continue
-        squares = run.t.like(grad)
-        means_of_squares = run.t.new(parameter.states[1].shape, grad.dtype)
+        squares = optimizer_step.t.like(grad)
+        means_of_squares = optimizer_step.t.new(parameter.states[1].shape, grad.dtype)
         del squares
-        h = run.t.like(run.t.like(parameter.states[1]))
-        step_sizes = run.t.like(h)
-        update = run.t.like(parameter.states[0])
-        run.write(parameter.tensor, run.t.like(update), means_of_squares, step_sizes)
+        h = optimizer_step.t.like(optimizer_step.t.like(parameter.states[1]))
+        step_sizes = optimizer_step.t.like(h)
+        update = optimizer_step.t.like(parameter.states[0])
+        optimizer_step.write(parameter.tensor, optimizer_step.t.like(update), means_of_squares, step_sizes)
 
 
 OPTIMIZER = Optimizer(

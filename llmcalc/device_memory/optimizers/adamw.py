@@ -1,5 +1,6 @@
-"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments per element (Loshchilov & Hutter 2019,
-arXiv:1711.05101), and a step count per tensor.
+"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments per element, and a step count per tensor.
+
+Loshchilov & Hutter 2019, arXiv:1711.05101.
 """
 
 from __future__ import annotations
@@ -25,45 +26,51 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     return {"exp_avg": bytes_of(n, dtype), "exp_avg_sq": bytes_of(n, dtype), "step": STEP_BYTES * count_of(tensors)}
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam.step`."""
-    update(run, run.updated)
+    update(optimizer_step, optimizer_step.updated)
 
 
-def update(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Runs `Adam.step` on some parameters. Step counts are on the host unless fused; exp_avg_sq is the last state."""
+def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    """Runs `Adam.step` on some parameters. Step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
-    for parameter in run.loop_over(trained_parameters):
+    for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
-            with run.counted_as_states():
-                if run.implementation == "fused":
-                    parameter.states.append(run.t.new((), FLOAT32))  # step
-                parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg
-                parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg_sq
-    if run.implementation == "foreach":
-        _multi_tensor_adam(run, trained_parameters)
-    elif run.implementation == "loop":
-        _single_tensor_adam(run, trained_parameters)
+            with optimizer_step.counted_as_states():
+                if optimizer_step.implementation == "fused":
+                    parameter.states.append(optimizer_step.t.new((), FLOAT32))  # step
+                parameter.states.append(optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype))  # exp_avg
+                parameter.states.append(
+                    optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype)
+                )  # exp_avg_sq
+    if optimizer_step.implementation == "foreach":
+        _multi_tensor_adam(optimizer_step, trained_parameters)
+    elif optimizer_step.implementation == "loop":
+        _single_tensor_adam(optimizer_step, trained_parameters)
 
 
-def _multi_tensor_adam(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Allocates all denominators of a group at once, while the previous group's denominators still exist.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    older = is_older(run.torch, ONE_INTERMEDIATE)
-    for group in run.by_dtype(trained_parameters):
-        exp_avg_sq_sqrt = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)]
-        denom = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)] if older else exp_avg_sq_sqrt
-        run.write(group, denom)
+    older = is_older(optimizer_step.torch, ONE_INTERMEDIATE)
+    for group in optimizer_step.by_dtype(trained_parameters):
+        exp_avg_sq_sqrt = [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+        denom = (
+            [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+            if older
+            else exp_avg_sq_sqrt
+        )
+        optimizer_step.write(group, denom)
 
 
-def _single_tensor_adam(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Allocates a square root and its quotient, while the previous parameter's denominator still exists."""
-    for parameter in run.loop_over(trained_parameters):
-        denom = run.t.like(run.t.like(parameter.states[-1]))
-        run.write(parameter.tensor, denom)
+    for parameter in optimizer_step.loop_over(trained_parameters):
+        denom = optimizer_step.t.like(optimizer_step.t.like(parameter.states[-1]))
+        optimizer_step.write(parameter.tensor, denom)
 
 
 def build_torch_optimizers(

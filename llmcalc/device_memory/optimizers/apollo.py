@@ -1,5 +1,6 @@
-"""APOLLO's AdamW with random projections (apollo_torch/apollo.py and random_projector.py of version 1.0.3; Zhu 2024,
-arXiv:2412.05270).
+"""APOLLO's AdamW with random projections of gradients (apollo_torch/apollo.py of version 1.0.3).
+
+The projections are in random_projector.py (Zhu 2024, arXiv:2412.05270).
 
 The moments of a projected gradient only scale the gradient itself, by one factor per channel. `apollo-r256` has rank
 256; without a number it is 128.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, name: str) -> Optimizer:
+def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the record of APOLLO with projections of this rank."""
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -43,60 +44,62 @@ def of_rank(rank: int, name: str) -> Optimizer:
             "scaled_grad": bytes_of(count_of(projected), dtype),
         }
 
-    def step(run: OptimizerStep) -> None:
+    def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
         grad = denom = norm_grad = factor = scaled_grad = None
-        for parameter in in_update_order(run):
-            grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+        for parameter in in_update_order(optimizer_step):
+            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
-                grad = run.t.new(projected_shape(parameter.grad, rank), dtype)
+                    parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
+                grad = optimizer_step.t.new(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
-                with run.counted_as_states():
-                    parameter.states[1:] = [run.t.like(grad, dtype=dtype) for _ in range(2)]  # exp_avg, exp_avg_sq
-            denom = run.t.like(parameter.states[2 if parameter.matrix else -1])
-            norm_grad = run.t.like(denom)
+                with optimizer_step.counted_as_states():
+                    parameter.states[1:] = [
+                        optimizer_step.t.like(grad, dtype=dtype) for _ in range(2)
+                    ]  # exp_avg, exp_avg_sq
+            denom = optimizer_step.t.like(parameter.states[2 if parameter.matrix else -1])
+            norm_grad = optimizer_step.t.like(denom)
             if parameter.matrix:
-                factor = _channel_factors(run, norm_grad, is_projected_from_the_right(parameter.grad))
-                scaled_grad = run.t.like(parameter.grad, dtype=dtype)
+                factor = _channel_factors(optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad))
+                scaled_grad = optimizer_step.t.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
-                    limiter = run.t.new((), dtype)
-                    scaled_grad = run.t.like(scaled_grad)
-                    run.write(scaled_grad, limiter)
-                with run.counted_as_states():
-                    parameter.states[3:] = [run.t.new((), dtype)]  # scaled_grad
+                    limiter = optimizer_step.t.new((), dtype)
+                    scaled_grad = optimizer_step.t.like(scaled_grad)
+                    optimizer_step.write(scaled_grad, limiter)
+                with optimizer_step.counted_as_states():
+                    parameter.states[3:] = [optimizer_step.t.new((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
-            run.write(parameter.tensor, grad, denom, norm_grad, factor)
+            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
 
-    return low_rank_optimizer("apollo", rank, name, states, step, "apollo_torch", "apollo_torch/apollo.py")
+    return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
 
-def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape
     shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
-    matrix = run.t.to(gradient, FLOAT32)
-    random = run.t.new(shape, FLOAT32)
+    matrix = optimizer_step.t.to(gradient, FLOAT32)
+    random = optimizer_step.t.new(shape, FLOAT32)
     if dtype is FLOAT32:
-        with run.counted_as_states():
-            return run.t.like(random)
-    quotient = run.t.like(random)
+        with optimizer_step.counted_as_states():
+            return optimizer_step.t.like(random)
+    quotient = optimizer_step.t.like(random)
     del random
-    run.write(quotient, matrix)
-    with run.counted_as_states():
-        return run.t.like(quotient, dtype=dtype)
+    optimizer_step.write(quotient, matrix)
+    with optimizer_step.counted_as_states():
+        return optimizer_step.t.like(quotient, dtype=dtype)
 
 
-def _channel_factors(run: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
-    """Allocates the ratio of two norms per channel."""
+def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
+    """Allocates the ratio of two norms for each channel of a gradient."""
     channels = norm_grad.shape[0 if is_right else 1]
-    numerator, divisor = (run.t.new((channels,), norm_grad.dtype) for _ in range(2))
-    divisor = run.t.like(divisor)
-    return run.t.like(numerator, divisor)
+    numerator, divisor = (optimizer_step.t.new((channels,), norm_grad.dtype) for _ in range(2))
+    divisor = optimizer_step.t.like(divisor)
+    return optimizer_step.t.like(numerator, divisor)
 
 
 OPTIMIZER = of_rank(RANK, "apollo")

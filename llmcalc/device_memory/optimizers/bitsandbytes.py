@@ -35,7 +35,7 @@ LEAST_PAGED = 100_000
 
 
 def bitsandbytes_optimizer(
-    name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
+    optimizer_name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
 ) -> Optimizer:
     """Returns the record of an optimizer with this number of states per element."""
     formats = (
@@ -45,7 +45,7 @@ def bitsandbytes_optimizer(
     paging = "the driver may move states to the host, where the device has no room for them"
     eight = bits == 8
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=partial(state_bytes, moments, eight),
         step=partial(run_step, moments, eight),
@@ -61,7 +61,7 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns 1 for a tensor with at least this number of elements, otherwise 0."""
+    """Returns 1 if a tensor has enough elements for 8-bit states (4096), otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 
@@ -84,21 +84,21 @@ def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]]
     )
 
 
-def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
+def run_step(moments: int, eight: bool, optimizer_step: OptimizerStep) -> None:
     """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
-    has_maps = any(len(parameter.states) == with_maps for parameter in run.parameters)
-    for parameter in run.loop_over(run.updated):
+    aten, with_maps = optimizer_step.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
+    has_maps = any(len(parameter.states) == with_maps for parameter in optimizer_step.parameters)
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if parameter.states:
             continue
-        with run.counted_as_states():
+        with optimizer_step.counted_as_states():
             if not eight or parameter.tensor.count < LEAST_8BIT:
-                parameter.states = [t.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
+                parameter.states = [aten.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
                 continue
-            maps = [] if has_maps else [t.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
+            maps = [] if has_maps else [aten.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
             has_maps = True
-            states = [t.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
-            scales = [t.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
+            states = [aten.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
+            scales = [aten.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
             parameter.states = [*states, *scales, *maps]

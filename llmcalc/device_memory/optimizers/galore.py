@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, name: str) -> Optimizer:
+def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the record of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
@@ -45,28 +45,32 @@ def of_rank(rank: int, name: str) -> Optimizer:
         moment = bytes_of(elements + elements_of(other_tensors), dtype)
         return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
 
-    def step(run: OptimizerStep) -> None:
+    def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
         grad = denom = norm_grad = None
-        for parameter in in_update_order(run):
-            grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+        for parameter in in_update_order(optimizer_step):
+            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
-                grad = run.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
+                    parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
+                grad = optimizer_step.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
-                with run.counted_as_states():
-                    parameter.states += [run.t.like(grad, dtype=dtype) for _ in range(2)]  # exp_avg, exp_avg_sq
-            denom = run.t.like(parameter.states[-1])
-            norm_grad = run.t.like(denom)
+                with optimizer_step.counted_as_states():
+                    parameter.states += [
+                        optimizer_step.t.like(grad, dtype=dtype) for _ in range(2)
+                    ]  # exp_avg, exp_avg_sq
+            denom = optimizer_step.t.like(parameter.states[-1])
+            norm_grad = optimizer_step.t.like(denom)
             if parameter.matrix:
-                norm_grad = run.t.like(run.t.new(parameter.grad.shape, dtype))  # projected back, then scaled
-            run.write(parameter.tensor, grad, denom, norm_grad)
+                norm_grad = optimizer_step.t.like(
+                    optimizer_step.t.new(parameter.grad.shape, dtype)
+                )  # projected back, then scaled
+            optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 
     return low_rank_optimizer(
         "galore",
         rank,
-        name,
+        optimizer_name,
         states,
         step,
         "galore_torch",
@@ -74,30 +78,32 @@ def of_rank(rank: int, name: str) -> Optimizer:
     )
 
 
-def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
     """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape
     shorter = min(rows, columns)
     rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
-    matrix = run.t.to(gradient, FLOAT32)
+    matrix = optimizer_step.t.to(gradient, FLOAT32)
     is_float = dtype is FLOAT32
-    left_vectors = run.t.new((rows, shorter), FLOAT32) if is_right else None  # U
-    with run.counted_as_states():
-        square = run.t.new((shorter, shorter), FLOAT32) if is_float else None  # Vh of a tall matrix, U of a wide one
+    left_vectors = optimizer_step.t.new((rows, shorter), FLOAT32) if is_right else None  # U
+    with optimizer_step.counted_as_states():
+        square = (
+            optimizer_step.t.new((shorter, shorter), FLOAT32) if is_float else None
+        )  # Vh of a tall matrix, U of a wide one
     if square is None:
-        square = run.t.new((shorter, shorter), FLOAT32)
-    right_vectors = run.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
-    scales = run.t.new((shorter,), FLOAT32)
-    diagonal = run.t.new((rank, rank), FLOAT32)
-    product = run.t.new((rows, rank) if is_right else (rank, columns), FLOAT32)
+        square = optimizer_step.t.new((shorter, shorter), FLOAT32)
+    right_vectors = optimizer_step.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
+    scales = optimizer_step.t.new((shorter,), FLOAT32)
+    diagonal = optimizer_step.t.new((rank, rank), FLOAT32)
+    product = optimizer_step.t.new((rows, rank) if is_right else (rank, columns), FLOAT32)
     del diagonal
-    run.write(product, matrix, left_vectors, right_vectors, scales)
+    optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
         return square
-    with run.counted_as_states():
-        return run.t.new((rank, columns) if is_right else (rows, rank), dtype)
+    with optimizer_step.counted_as_states():
+        return optimizer_step.t.new((rank, columns) if is_right else (rows, rank), dtype)
 
 
 OPTIMIZER = of_rank(RANK, "galore")

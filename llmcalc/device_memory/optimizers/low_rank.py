@@ -30,7 +30,7 @@ NOTE = "projected gradients for the weight matrices of linear layers in the laye
 def low_rank_optimizer(
     method: str,
     rank: int,
-    name: str,
+    optimizer_name: str,
     states: Callable[[Sequence[TrainedTensor], str], States],
     step: Callable[[OptimizerStep], None],
     library: str,
@@ -38,11 +38,11 @@ def low_rank_optimizer(
 ) -> Optimizer:
     """Returns the record of an optimizer with projections of a rank.
 
-    method: the optimizer's name without a rank. name, states, step: as of `Optimizer`. library: its package.
+    method: the optimizer's name without a rank. optimizer_name, states, step: as of `Optimizer`. library: its package.
     source: the file of the package that was read.
     """
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=states,
         step=step,
@@ -72,13 +72,13 @@ def longer_side(tensor: ParamTensor) -> Number:
     return rows + columns - shorter_side(tensor)
 
 
-def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
+def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
-    other_parameters = [parameter for parameter in run.updated if not parameter.matrix]
+    other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     with_decay = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
-    matrices = [parameter for parameter in run.updated if parameter.matrix]
-    yield from run.loop_over([*vectors, *with_decay, *matrices])
+    matrices = [parameter for parameter in optimizer_step.updated if parameter.matrix]
+    yield from optimizer_step.loop_over([*vectors, *with_decay, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

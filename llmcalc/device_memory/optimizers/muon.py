@@ -1,7 +1,8 @@
-"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer per weight matrix of a linear layer
-inside the layers (Jordan 2024). AdamW updates embeddings, output head, norms, biases and other vectors, as in the
-documentation of torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own
-step is always a loop; the implementation is that of AdamW.
+"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer per weight matrix of the layers.
+
+Jordan 2024. AdamW updates embeddings, output head, norms, biases and other vectors, as in the documentation of
+torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own step is always a
+loop; the implementation is that of AdamW.
 """
 
 from __future__ import annotations
@@ -29,37 +30,41 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(other_states, dtype)}
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
-    _update_matrices(run, [parameter for parameter in run.updated if parameter.matrix])
-    adamw.update(run, [parameter for parameter in run.updated if not parameter.matrix])
+    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated if parameter.matrix])
+    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated if not parameter.matrix])
 
 
-def _update_matrices(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    for parameter in run.loop_over(trained_parameters):
+def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
-            with run.counted_as_states():
-                parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
-    for parameter in run.loop_over(trained_parameters):
-        update = run.t.like(parameter.grad, parameter.states[0])
-        update = _zeropower_via_newtonschulz(run, update)
-        run.write(parameter.tensor, update)
+            with optimizer_step.counted_as_states():
+                parameter.states.append(
+                    optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
+                )  # momentum_buffer
+    for parameter in optimizer_step.loop_over(trained_parameters):
+        update = optimizer_step.t.like(parameter.grad, parameter.states[0])
+        update = _zeropower_via_newtonschulz(optimizer_step, update)
+        optimizer_step.write(parameter.tensor, update)
 
 
-def _zeropower_via_newtonschulz(run: OptimizerStep, grad: Tensor) -> Tensor:
+def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:
     """Allocates the orthogonalized update in bf16; a bf16 update is reused as the first iteration's tensor."""
     from ...simulator.tensor import BFLOAT16
 
-    ortho_grad = run.t.to(grad, BFLOAT16)
+    ortho_grad = optimizer_step.t.to(grad, BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
-        ortho_grad = run.t.transpose(ortho_grad, 0, 1)
-    run.write(ortho_grad, run.t.like(run.t.new((), BFLOAT16)))  # divided by its norm, which is at least eps
+        ortho_grad = optimizer_step.t.transpose(ortho_grad, 0, 1)
+    optimizer_step.write(
+        ortho_grad, optimizer_step.t.like(optimizer_step.t.new((), BFLOAT16))
+    )  # divided by its norm, which is at least eps
     for _ in range(ITERATIONS):
-        gram_matrix = run.t.mm(ortho_grad, run.t.transpose(ortho_grad, 0, 1))
-        gram_update = run.t.addmm(gram_matrix, gram_matrix, gram_matrix)
-        ortho_grad = run.t.addmm(ortho_grad, gram_update, ortho_grad)
+        gram_matrix = optimizer_step.t.mm(ortho_grad, optimizer_step.t.transpose(ortho_grad, 0, 1))
+        gram_update = optimizer_step.t.addmm(gram_matrix, gram_matrix, gram_matrix)
+        ortho_grad = optimizer_step.t.addmm(ortho_grad, gram_update, ortho_grad)
     if grad.shape[0] > grad.shape[1]:
-        ortho_grad = run.t.transpose(ortho_grad, 0, 1)
+        ortho_grad = optimizer_step.t.transpose(ortho_grad, 0, 1)
     return ortho_grad
 
 

@@ -1,4 +1,4 @@
-"""The record of an optimizer: its states in closed form, its step without values, and its witness.
+"""The registry record of an optimizer: formulas of its states, the replay of its step, and its verification.
 
 Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
 those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the
@@ -38,13 +38,13 @@ States: TypeAlias = dict[str, Number]
 
 
 def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
-    """Returns None, so that every element counts with the mean over all tensors."""
+    """Returns None, so that state bytes are averaged over all tensors alike."""
     return None
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The record of one optimizer.
+    """The registry record of one optimizer.
 
     name: the word of `--optimizer`.
     implementations: how its library can run a step, the library's default on a GPU first.
@@ -127,7 +127,7 @@ class OptimizerState:
     paged: Number = 0
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
-        """Returns the joint state of these tensors and of other tensors."""
+        """Returns the sum of the optimizer state of these tensors and of other tensors."""
         states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other_state.paged))
 

@@ -46,11 +46,11 @@ DEFAULT = "adamw"
 
 
 @cache
-def _load_record(name: str) -> Optimizer:
-    with_rank = WITH_RANK.fullmatch(name)
-    module = with_rank[1] if with_rank else name.replace("-", "_")
+def _load_record(optimizer_name: str) -> Optimizer:
+    with_rank = WITH_RANK.fullmatch(optimizer_name)
+    module = with_rank[1] if with_rank else optimizer_name.replace("-", "_")
     contents = import_module(f".{module}", __package__)
-    record: Optimizer = contents.of_rank(int(with_rank[2]), name) if with_rank else contents.OPTIMIZER
+    record: Optimizer = contents.of_rank(int(with_rank[2]), optimizer_name) if with_rank else contents.OPTIMIZER
     return record
 
 
@@ -59,19 +59,26 @@ def optimizers() -> Iterator[Optimizer]:
     return map(_load_record, NAMES)
 
 
-def optimizer(name: str, option_name: str = "--optimizer") -> Optimizer:
+def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimizer:
     """Returns the optimizer's record by its name or an alias, in which `_` and `-` are equivalent.
 
     `galore` and `apollo` may have the rank of their projections behind `-r`.
 
     Raises `InputError` for a name that is none's.
     """
-    hyphenated_name = name.replace("_", "-")
+    hyphenated_name = optimizer_name.replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
-    record = next((record for record in optimizers() if hyphenated_name in record.aliases), None)
+    record = next(
+        (optimizer_record for optimizer_record in optimizers() if hyphenated_name in optimizer_record.aliases), None
+    )
     if record is None:
-        suggestion = suggest(hyphenated_name, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
+        suggestion = suggest(
+            hyphenated_name,
+            [*NAMES, *(alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)],
+        )
         suggestion = suggestion and f".{suggestion}"
-        raise InputError(f"{option_name}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
+        raise InputError(
+            f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion}"
+        )
     return record

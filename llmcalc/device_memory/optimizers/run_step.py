@@ -14,8 +14,8 @@ from .step import OptimizedParameter, OptimizerStep
 
 
 def run_step(
-    graph: Graph,
-    name: str,
+    autograd_graph: Graph,
+    optimizer_name: str,
     trained_parameters: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
@@ -24,15 +24,19 @@ def run_step(
 ) -> None:
     """Replays one step of an optimizer, by its name; the first step allocates its states.
 
-    name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
+    optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
     momentum, dtype, torch: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
-    record = optimizer(name)
-    chosen_implementation = implementation or record.implementations[0]
-    if chosen_implementation not in record.implementations:
-        names = " or ".join(record.implementations)
-        raise InputError(f"--optimizer-impl {chosen_implementation}: {name} does not have it; expected {names}")
-    with graph.no_grad():
-        record.step(OptimizerStep(Aten(graph), trained_parameters, chosen_implementation, momentum, dtype, torch))
+    optimizer_record = optimizer(optimizer_name)
+    chosen_implementation = implementation or optimizer_record.implementations[0]
+    if chosen_implementation not in optimizer_record.implementations:
+        names = " or ".join(optimizer_record.implementations)
+        raise InputError(
+            f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected {names}"
+        )
+    with autograd_graph.no_grad():
+        optimizer_record.step(
+            OptimizerStep(Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch)
+        )

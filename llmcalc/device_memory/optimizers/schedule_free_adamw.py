@@ -17,24 +17,29 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the averaged copy and of the second moment."""
+    """Returns the bytes of the second copy of the weights (z), and of the second moment."""
     size = bytes_of(elements_of(tensors), dtype)
     return {"z": size, "exp_avg_sq": size}
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, a loop one at a time."""
-    for parameter in run.loop_over(run.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if not parameter.states:
-            with run.counted_as_states():
-                parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype) for _ in range(2)]  # z, exp_avg_sq
-    if run.implementation == "foreach":
-        denominators = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(run.updated)]
-        run.write(run.updated, denominators)
+            with optimizer_step.counted_as_states():
+                parameter.states = [
+                    optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype) for _ in range(2)
+                ]  # z, exp_avg_sq
+    if optimizer_step.implementation == "foreach":
+        denominators = [
+            optimizer_step.t.like(parameter.states[-1])
+            for parameter in optimizer_step.loop_over(optimizer_step.updated)
+        ]
+        optimizer_step.write(optimizer_step.updated, denominators)
         return
-    for parameter in run.loop_over(run.updated):
-        denominator = run.t.like(parameter.states[-1])
-        run.write(parameter.grad, denominator)
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        denominator = optimizer_step.t.like(parameter.states[-1])
+        optimizer_step.write(parameter.grad, denominator)
 
 
 OPTIMIZER = Optimizer(

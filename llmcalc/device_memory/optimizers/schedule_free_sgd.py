@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the averaged copy."""
+    """Returns the bytes of the second copy of the weights (z)."""
     return {"z": bytes_of(elements_of(tensors), dtype)}
 
 
-def step(run: OptimizerStep) -> None:
-    """Runs `SGDScheduleFree.step`, which only allocates the copies."""
-    for parameter in run.loop_over(run.updated):
+def step(optimizer_step: OptimizerStep) -> None:
+    """Runs `SGDScheduleFree.step`, which allocates nothing but the second copies of the weights (z)."""
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if not parameter.states:
-            with run.counted_as_states():
-                parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype)]
+            with optimizer_step.counted_as_states():
+                parameter.states = [optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype)]
 
 
 OPTIMIZER = Optimizer(

@@ -18,18 +18,24 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     return {"momentum_buffer": bytes_of(elements_of(tensors), dtype)}
 
 
-def step(run: OptimizerStep) -> None:
+def step(optimizer_step: OptimizerStep) -> None:
     """Runs `SGD.step` without weight decay, which only copies the first gradients to the momentum buffers.
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
-    if run.momentum:
-        groups = run.by_dtype(run.updated) if run.implementation == "foreach" else [run.updated]
+    if optimizer_step.momentum:
+        groups = (
+            optimizer_step.by_dtype(optimizer_step.updated)
+            if optimizer_step.implementation == "foreach"
+            else [optimizer_step.updated]
+        )
         for group in groups:
-            for parameter in run.loop_over(group):
+            for parameter in optimizer_step.loop_over(group):
                 if not parameter.states:
-                    with run.counted_as_states():
-                        parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
+                    with optimizer_step.counted_as_states():
+                        parameter.states.append(
+                            optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
+                        )  # momentum_buffer
 
 
 def build_torch_optimizers(

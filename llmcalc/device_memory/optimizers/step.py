@@ -39,7 +39,7 @@ class OptimizedParameter:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of a parameter. Callers ask only for parameters that have a gradient."""
+        """The gradient of the parameter. Only parameters that have a gradient are read here."""
         assert self.gradient is not None
         return self.gradient
 
@@ -70,11 +70,11 @@ class OptimizerStep:
 
     def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order, and sets each one's path on the meter."""
-        meter = self.t.graph.meter
+        memory_meter = self.t.graph.meter
         for parameter in parameters:
-            meter.parameter_path = parameter.path
+            memory_meter.parameter_path = parameter.path
             yield parameter
-        meter.parameter_path = None
+        memory_meter.parameter_path = None
 
     def counted_as_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
@@ -84,7 +84,7 @@ class OptimizerStep:
         """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-        """Returns the groups of torch's `_group_tensors_by_device_and_dtype`, the last new number format first.
+        """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
+def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
     """Returns the record of AdamW with states of `bits` bits per element."""
     codes_per_byte, map_entries = 8 // bits, 2**bits
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-        """Returns the bytes of two states: codes with n/256 scales and a code map, or n numbers in the tensor's
-        format."""
+        """Returns the bytes of two states per element: quantized codes with scales and a code map, or plain numbers."""
         codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
         other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
         scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
@@ -37,25 +36,25 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
         moment = codes + other_states
         return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": maps}
 
-    def step(run: OptimizerStep) -> None:
+    def step(optimizer_step: OptimizerStep) -> None:
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
-        t = run.t
-        for parameter in run.loop_over(run.updated):
+        aten = optimizer_step.t
+        for parameter in optimizer_step.loop_over(optimizer_step.updated):
             if parameter.states:
                 continue
             size, tensor = parameter.tensor.count, parameter.tensor
-            with run.counted_as_states():
+            with optimizer_step.counted_as_states():
                 for _ in range(2):
                     if size < LEAST_8BIT or size % BLOCK:
-                        parameter.states.append(t.like(tensor, dtype=run.dtype))
+                        parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
                     else:
-                        parameter.states.append(t.new((size // codes_per_byte,), UINT8))
-                        parameter.states += [t.new((size // BLOCK,), FLOAT32), t.new((map_entries,), FLOAT32)]
+                        parameter.states.append(aten.new((size // codes_per_byte,), UINT8))
+                        parameter.states += [aten.new((size // BLOCK,), FLOAT32), aten.new((map_entries,), FLOAT32)]
 
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=states,
         step=step,
@@ -68,6 +67,6 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:
-    """Returns 1 for a tensor with quantized states, otherwise 0."""
+    """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
     return is_large(tensor) * (1 - minimum(1, remainder))

@@ -147,197 +147,200 @@ CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 """The plugin that computes the loss without logits."""
 
 
-def is_axolotl(data: Table) -> bool:
+def is_axolotl(config: Table) -> bool:
     """Whether a table is a config of axolotl."""
     known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
-    return "base_model" in data and any(name in data for name in known_keys)
+    return "base_model" in config and any(name in config for name in known_keys)
 
 
-def read_axolotl(data: Table, source: Source) -> Launch:
+def read_axolotl(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
         for name, reason in REFUSED.items():
-            if data.get(name) not in (None, False, "", []):
-                reading.unknown[name] = reason
-        _check_trained_patterns(reading, data)
-        noise_words(reading, data)
-        reading.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
+            if config.get(name) not in (None, False, "", []):
+                reader.unknown[name] = reason
+        _check_trained_patterns(reader, config)
+        noise_words(reader, config)
+        reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         for name in PARALLEL_SIZES:
-            if data.get(name) not in (None, 1, 0):
-                reading.unknown[name] = "it is modelled as 1"
+            if config.get(name) not in (None, 1, 0):
+                reader.unknown[name] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(data, "micro_batch_size", 1),
-            "num_microbatches": _accumulation_steps(reading, data),
-            "seq": reading.size(data, "sequence_len", 512),
-            **optimizer_settings(reading, "optimizer", reading.value(data, "optimizer", "adamw_torch_fused")),
+            "batch": reader.size(config, "micro_batch_size", 1),
+            "num_microbatches": _accumulation_steps(reader, config),
+            "seq": reader.size(config, "sequence_len", 512),
+            **optimizer_settings(reader, "optimizer", reader.value(config, "optimizer", "adamw_torch_fused")),
         }
-        half = _half_format(reading, data)
+        half = _half_format(reader, config)
         run_settings |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
-        run_settings |= _kernel_settings(reading, data)
-        run_settings |= _adapter_settings(reading, data)
-        _check_overrides(reading, data)
-        if data.get("rl"):
-            run_settings |= _preference_settings(reading, str(data["rl"]), run_settings)
-        if data.get("reward_model") or data.get("process_reward_model"):
-            reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
-        if data.get("reward_model"):
-            run_settings |= pair_settings(reading, "reward", run_settings)
+        run_settings |= _kernel_settings(reader, config)
+        run_settings |= _adapter_settings(reader, config)
+        _check_overrides(reader, config)
+        if config.get("rl"):
+            run_settings |= _preference_settings(reader, str(config["rl"]), run_settings)
+        if config.get("reward_model") or config.get("process_reward_model"):
+            reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
+        if config.get("reward_model"):
+            run_settings |= pair_settings(reader, "reward", run_settings)
         return trained(
-            reading,
+            reader,
             "axolotl",
-            _trainer_arguments(data, half),
+            _trainer_arguments(config, half),
             run_settings,
-            source.world_size,
-            target=str(data["base_model"] or ""),
+            source_file.world_size,
+            target=str(config["base_model"] or ""),
             shipped=DEEPSPEED_CONFIGS,
         )
 
 
-def _check_trained_patterns(reading: Reading, data: Table) -> None:
-    """Records patterns of trained parameters that leave out parts of the model, as unknown (utils/freeze.py)."""
-    patterns = data.get("unfrozen_parameters") or []
+def _check_trained_patterns(reader: Reading, config: Table) -> None:
+    """Records patterns that freeze parts of the model as unknown arguments (utils/freeze.py)."""
+    patterns = config.get("unfrozen_parameters") or []
     if not isinstance(patterns, list):
-        raise reading.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
+        raise reader.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
     if not patterns:
         return
     names = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in patterns}
-    if "model.language_model" not in names or not names <= LANGUAGE_MODEL or data.get("adapter"):
-        reading.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
+    if "model.language_model" not in names or not names <= LANGUAGE_MODEL or config.get("adapter"):
+        reader.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
 
 
 LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 """Names of modules that make up the language model beside encoders of images."""
 
 
-def _accumulation_steps(reading: Reading, data: Table) -> int:
+def _accumulation_steps(reader: Reading, config: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
-    if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
-        global_batch = size_of(reading, "batch_size", data["batch_size"])
-        return max(1, global_batch // reading.size(data, "micro_batch_size", 1))
-    return reading.size(data, "gradient_accumulation_steps", 1)
+    if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
+        global_batch = size_of(reader, "batch_size", config["batch_size"])
+        return max(1, global_batch // reader.size(config, "micro_batch_size", 1))
+    return reader.size(config, "gradient_accumulation_steps", 1)
 
 
-def _half_format(reading: Reading, data: Table) -> str | None:
+def _half_format(reader: Reading, config: Table) -> str | None:
     """Returns the 16-bit number format in which weights are loaded and trained; None for fp32.
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
-    is_given = any(data.get(name) for name in ("fp16", "float16", "float32", "bfloat16"))
-    bf16 = "auto" if data.get("bf16") is None and not is_given else data.get("bf16")
+    is_given = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
+    bf16 = "auto" if config.get("bf16") is None and not is_given else config.get("bf16")
     if bf16 == "auto":
-        if not data.get("fp16"):
-            reading.filled_in["bf16"] = True
+        if not config.get("fp16"):
+            reader.filled_in["bf16"] = True
             return "bf16"
         bf16 = False
-    flags = {name: reading.flag({**data, "bf16": bf16}, name) for name in ("bf16", "bfloat16", "fp16", "float16")}
+    flags = {
+        argument_name: reader.flag({**config, "bf16": bf16}, argument_name)
+        for argument_name in ("bf16", "bfloat16", "fp16", "float16")
+    }
     if flags["bf16"] or flags["bfloat16"]:
         return "bf16"
     return "fp16" if flags["fp16"] or flags["float16"] else None
 
 
-def _kernel_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _kernel_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and the loss."""
     kernel_settings: dict[str, Any] = {}
-    checkpointing = data.get("gradient_checkpointing")
+    checkpointing = config.get("gradient_checkpointing")
     if checkpointing in ("offload", "offload_disk", "unsloth"):
         kernel_settings |= {"recompute": "full", "offload_activations": True}
-    elif reading.flag(data, "gradient_checkpointing"):
-        kwargs = data.get("gradient_checkpointing_kwargs")
+    elif reader.flag(config, "gradient_checkpointing"):
+        kwargs = config.get("gradient_checkpointing_kwargs")
         if kwargs is None:
-            reading.filled_in["gradient_checkpointing_kwargs.use_reentrant"] = True
+            reader.filled_in["gradient_checkpointing_kwargs.use_reentrant"] = True
             kwargs = {"use_reentrant": True}
         if not isinstance(kwargs, Mapping):
-            raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
+            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
         kernel_settings["recompute"] = "full-reentrant" if kwargs.get("use_reentrant") is True else "full"
-    if data.get("activation_offloading"):
+    if config.get("activation_offloading"):
         kernel_settings["offload_activations"] = True
         kernel_settings["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
-    flag = next((name for name in ATTENTION_FLAGS if data.get(name) is True), "")
-    if data.get("attn_implementation") is not None:
-        kernel_settings |= attention_settings(reading, "attn_implementation", data["attn_implementation"])
+    flag = next((name for name in ATTENTION_FLAGS if config.get(name) is True), "")
+    if config.get("attn_implementation") is not None:
+        kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
     elif flag:
-        kernel_settings |= attention_settings(reading, flag, ATTENTION_FLAGS[flag])
+        kernel_settings |= attention_settings(reader, flag, ATTENTION_FLAGS[flag])
     else:
         kernel_settings |= attention_settings(
-            reading, "attn_implementation", reading.value(data, "attn_implementation", "sdpa")
+            reader, "attn_implementation", reader.value(config, "attn_implementation", "sdpa")
         )
-    if data.get("torch_compile") not in (None, False, "auto"):
+    if config.get("torch_compile") not in (None, False, "auto"):
         kernel_settings["compile"] = True
-    return kernel_settings | _loss_settings(reading, data)
+    return kernel_settings | _loss_settings(reader, config)
 
 
-def _loss_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
     loss_settings: dict[str, Any] = {}
-    plugins = data.get("plugins") or []
+    plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
-        raise reading.wrong("plugins", f"{shown(plugins)}; expected a list of names")
-    if data.get("liger_rms_norm") or data.get("liger_layer_norm"):
+        raise reader.wrong("plugins", f"{shown(plugins)}; expected a list of names")
+    if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
         loss_settings["norm"] = "fused"
-    if data.get("liger_rms_norm_gated"):
-        reading.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
-    if data.get("liger_glu_activation"):
-        reading.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
-    if data.get("liger_fused_linear_cross_entropy"):
+    if config.get("liger_rms_norm_gated"):
+        reader.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
+    if config.get("liger_glu_activation"):
+        reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
+    if config.get("liger_fused_linear_cross_entropy"):
         loss_settings["cross_entropy"] = "chunked"
-    elif data.get("liger_cross_entropy"):
+    elif config.get("liger_cross_entropy"):
         loss_settings["cross_entropy"] = "fused"
-    elif data.get("chunked_cross_entropy"):
+    elif config.get("chunked_cross_entropy"):
         loss_settings["cross_entropy"] = "split"
-    elif data.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
+    elif config.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
         loss_settings["cross_entropy"] = "chunked"
-        reading.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
+        reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
     return loss_settings
 
 
-def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings of adapters. QLoRA stores scales that are quantized too (loaders/model.py)."""
-    adapter = data.get("adapter")
+def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
+    adapter = config.get("adapter")
     if adapter in (None, "", False):
-        for name in ("load_in_4bit", "load_in_8bit"):
-            if data.get(name):
-                reading.unknown[name] = "quantized weights take no gradient without an adapter"
+        for argument_name in ("load_in_4bit", "load_in_8bit"):
+            if config.get(argument_name):
+                reader.unknown[argument_name] = "quantized weights take no gradient without an adapter"
         return {}
     if adapter not in ("lora", "qlora"):
-        raise reading.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
-    if data.get("lora_r") is None:
-        raise reading.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
-    targets = "all-linear" if data.get("lora_target_linear") else data.get("lora_target_modules")
+        raise reader.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
+    if config.get("lora_r") is None:
+        raise reader.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
+    targets = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
     adapter_settings = lora_settings(
-        reading,
-        rank=("lora_r", data["lora_r"]),
+        reader,
+        rank=("lora_r", config["lora_r"]),
         targets=("lora_target_modules", targets),
-        modules_to_save=("lora_modules_to_save", data.get("lora_modules_to_save")),
-        dropout=data.get("lora_dropout"),
+        modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
+        dropout=config.get("lora_dropout"),
     )
-    if adapter == "qlora" and data.get("load_in_4bit") is not False:
-        adapter_settings["base"] = _four_bit_format(reading, data)
-        if reading.flag(data, "quantize_moe_experts"):
+    if adapter == "qlora" and config.get("load_in_4bit") is not False:
+        adapter_settings["base"] = _four_bit_format(reader, config)
+        if reader.flag(config, "quantize_moe_experts"):
             adapter_settings["quantized_experts"] = True
-    elif data.get("load_in_8bit"):
+    elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"
-    if data.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
-        reading.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
+    if config.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
+        reader.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
     if (
         not adapter_settings.get("lora_dropout")
-        and not data.get("trust_remote_code")
-        and data.get("lora_mlp_kernel") is not False
+        and not config.get("trust_remote_code")
+        and config.get("lora_mlp_kernel") is not False
     ):
-        reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
+        reader.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return adapter_settings
 
 
-def _four_bit_format(reading: Reading, data: Table) -> str:
-    """Returns the number format of 4-bit weights, by default nf4 with quantized scales."""
-    options = data.get("bnb_config_kwargs") or {}
+def _four_bit_format(reader: Reading, config: Table) -> str:
+    """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
+    options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
-        raise reading.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
+        raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
     for name, value in options.items():
         if name not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or value not in (True, False, "nf4"):
-            reading.unknown[f"bnb_config_kwargs.{name}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
+            reader.unknown[f"bnb_config_kwargs.{name}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
     return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
 
@@ -345,40 +348,44 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 """Fields of the model's config that change no memory, or that of the routers' loss alone."""
 
 
-def _check_overrides(reading: Reading, data: Table) -> None:
-    """Records fields of the model's config that the file overrides and that are not modelled, as unknown."""
+def _check_overrides(reader: Reading, config: Table) -> None:
+    """Records unmodelled overrides of the model's config as unknown arguments."""
     for key in ("model_config", "overrides_of_model_config"):
-        fields = data.get(key) or {}
+        fields = config.get(key) or {}
         if not isinstance(fields, Mapping):
-            raise reading.wrong(key, f"{shown(fields)}; expected a table")
+            raise reader.wrong(key, f"{shown(fields)}; expected a table")
         for name in fields:
             if name not in OVERRIDES_WITHOUT_MEMORY:
-                reading.unknown[f"{key}.{name}"[:100]] = "this field of the config is not replaced"
+                reader.unknown[f"{key}.{name}"[:100]] = "this field of the config is not replaced"
         if fields.get("output_router_logits"):
-            reading.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
+            reader.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
 
 
 PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
-def _preference_settings(reading: Reading, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: Reading, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs."""
     if name == "kto":
-        return kto_settings(reading, run_settings)
+        return kto_settings(reader, run_settings)
     if name not in PREFERENCES:
-        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
+        reader.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_settings(reading, PREFERENCES[name], run_settings)
+    return pair_settings(reader, PREFERENCES[name], run_settings)
 
 
-def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:
-    """Returns the Trainer's arguments that select a framework.
+def _trainer_arguments(config: Table, half: str | None) -> dict[str, Any]:
+    """Returns the Trainer's arguments that select a framework, such as DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {name: data[name] for name in ("deepspeed", "fsdp", "fsdp_config") if data.get(name)}
-    version = data.get("fsdp_version")
+    arguments = {
+        argument_name: config[argument_name]
+        for argument_name in ("deepspeed", "fsdp", "fsdp_config")
+        if config.get(argument_name)
+    }
+    version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": version}
     if version != 2:

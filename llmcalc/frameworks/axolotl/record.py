@@ -1,4 +1,4 @@
-"""The registry record of axolotl's config files."""
+"""The registry record of axolotl: how its config files are recognized and read."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class Bf16OptimizerRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        size, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
-        self.partition_size = size // self.ranks
+        element_count, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
+        self.partition_size = element_count // self.ranks
         with counted_as(self.meter, "weights"):
-            flat_weights = Storage(self.meter, size * width)
+            flat_weights = Storage(self.meter, element_count * width)
         for weight in self.parameters:
             weight.storage = flat_weights
         clone = Storage(self.meter, self.partition_size * width)
@@ -37,7 +37,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
         del clone
         with counted_as(self.meter, "gradients"):
-            self.flat_sums = Storage(self.meter, size * self.accumulation_dtype.bytes)
+            self.flat_sums = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, adds gradients to float32 sums (`update_hp_grads`) and reduces the sums."""

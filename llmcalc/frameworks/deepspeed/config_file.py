@@ -17,8 +17,8 @@ from ...parallel.layout import Layout
 from ..launch.record import (
     LARGEST,
     Launch,
+    LaunchSettings,
     Reading,
-    RunUnder,
     Source,
     Table,
     default_attention,
@@ -94,83 +94,92 @@ def is_deepspeed(config: Table) -> bool:
     return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
 
 
-def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) -> Launch:
+def read_deepspeed(config: Table, source_file: Source, trainer: Table | None = None) -> Launch:
     """Returns the training run of a DeepSpeed config.
 
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
-    with reading_of(source) as reading:
-        run = read_into(reading, config, source.world_size, trainer or {})
-        settings = default_attention(reading) | run.settings
-        return reading.launch(
-            "deepspeed", "deepspeed", layout=run.layout, settings=settings, own_settings=run.own_settings
+    with reading_of(source_file) as reader:
+        launch_settings = read_into(reader, config, source_file.world_size, trainer or {})
+        settings = default_attention(reader) | launch_settings.settings
+        return reader.launch(
+            "deepspeed",
+            "deepspeed",
+            layout=launch_settings.layout,
+            settings=settings,
+            own_settings=launch_settings.own_settings,
         )
 
 
-def read_into(reading: Reading, config: Table, world_size: int | None, trainer: Table) -> RunUnder:
+def read_into(reader: Reading, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for key in config:
         if key in IGNORED or str(key).startswith("_"):
-            reading.ignored.append(key)
-    unknown_keys(reading, config, (*READ, *reading.ignored), "", "no key that is known")
-    world = reading.devices(world_size)
-    zero = _zero_settings(reading, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reading, config, world, trainer)}
-    command_settings |= _number_formats(reading, config, trainer)
-    command_settings |= _optimizer_settings(reading, config)
-    for key, value in reading.table(config, "activation_checkpointing").items():
+            reader.ignored.append(key)
+    unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
+    world = reader.devices(world_size)
+    zero = _zero_settings(reader, config)
+    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, world, trainer)}
+    command_settings |= _number_formats(reader, config, trainer)
+    command_settings |= _optimizer_settings(reader, config)
+    for key, value in reader.table(config, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
-            reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
-    compiler = reading.table(config, "compile")
+            reader.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
+    compiler = reader.table(config, "compile")
     if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
         command_settings["compile"] = True
     elif compiler.get("deepcompile"):
-        reading.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
-    if reading.table(config, "progressive_layer_drop").get("enabled"):
-        reading.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
-    tp = reading.table(config, "tensor_parallel").get("autotp_size", 1)
+        reader.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
+    if reader.table(config, "progressive_layer_drop").get("enabled"):
+        reader.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
+    tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
-        reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
-    return RunUnder(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
+        reader.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
+    return LaunchSettings(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
 
 
-def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """Returns the run of a program that creates its own DeepSpeed config. settings: settings not in the config."""
-    run = read_into(reading, config, world, {})
-    return without_chunked_loss(reading, run._replace(settings={**run.settings, **settings}))
+def run_of_program(
+    reader: Reading, config: Table, world_size: int | None, settings: Mapping[str, Any]
+) -> LaunchSettings:
+    """Returns the run of a program that creates its DeepSpeed config itself.
+
+    settings: the settings outside of the config.
+    """
+    launch_settings = read_into(reader, config, world_size, {})
+    return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
 
 
-def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
-    """Returns the training run with an unchunked loss in stage 3, since a gathered head is not modelled with chunks."""
-    if run.layout.zero != 3 or run.settings.get("cross_entropy") not in ("chunked", "split"):
-        return run
-    reading.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {name: value for name, value in run.settings.items() if name != "loss_chunk"}
-    return run._replace(settings={**settings, "cross_entropy": "fused"})
+def without_chunked_loss(reader: Reading, launch_settings: LaunchSettings) -> LaunchSettings:
+    """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
+    if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
+        return launch_settings
+    reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
+    settings = {name: value for name, value in launch_settings.settings.items() if name != "loss_chunk"}
+    return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
-def _zero_settings(reading: Reading, config: Table) -> DeepSpeedSettings:
+def _zero_settings(reader: Reading, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for key, value in reading.table(config, "zero_optimization").items():
+    for key, value in reader.table(config, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
             values[name] = (
-                "none" if device in (None, False) else _convert_value(reading, path, field_types[name], device)
+                "none" if device in (None, False) else _convert_value(reader, path, field_types[name], device)
             )
             values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                values[name] = _convert_value(reading, path, field_types[name], value)
+                values[name] = _convert_value(reader, path, field_types[name], value)
         elif name in ZERO_IGNORED:
-            reading.ignored.append(path)
+            reader.ignored.append(path)
         elif name not in ZERO_OFF:
-            reading.unknown[path] = "no key that is known"
+            reader.unknown[path] = "no key that is known"
         elif value not in ZERO_OFF[name]:
-            reading.unknown[path] = f"{shown(value)} is not modelled"
+            reader.unknown[path] = f"{shown(value)} is not modelled"
     if values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         values = {name: value for name, value in values.items() if not (name.startswith("stage3_") and value == AUTO)}
     sections = {
@@ -180,31 +189,31 @@ def _zero_settings(reading: Reading, config: Table) -> DeepSpeedSettings:
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
     for name, (section, key) in sections.items():
-        value = reading.table(config, section).get(key)
+        value = reader.table(config, section).get(key)
         if value not in (None, AUTO):
-            values[name] = _convert_value(reading, f"{section}.{key}", field_types[name], value)
+            values[name] = _convert_value(reader, f"{section}.{key}", field_types[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
-            values[name] = _convert_value(reading, name, field_types[name], config[name])
-    table = reading.table(config, "optimizer")
+            values[name] = _convert_value(reader, name, field_types[name], config[name])
+    table = reader.table(config, "optimizer")
     values["optimizer"] = str(table.get("type") or "")[:40]
-    values["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
+    values["torch_adam"] = reader.table(table, "params").get("torch_adam") is True
     settings = DeepSpeedSettings(**values)
     for setting in fields(settings):
         if setting.name in NOT_MODELLED and getattr(settings, setting.name) != setting.default:
-            reading.unknown[f"zero_optimization.{setting.name}"] = (
+            reader.unknown[f"zero_optimization.{setting.name}"] = (
                 f"{shown(getattr(settings, setting.name))} is not modelled"
             )
     for name in ("offload_optimizer", "offload_param"):
         if getattr(settings, name) == "nvme":
-            reading.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
+            reader.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
     return settings
 
 
 AUTO_TEXT = "'auto'"
 
 
-def _convert_value(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reader: Reading, path: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` that names the key."""
     args = (
         [field_type]
@@ -218,14 +227,14 @@ def _convert_value(reading: Reading, path: str, field_type: Any, value: Any) -> 
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for type_ in plain_types:
         if type_ is bool:
-            return flag_value(reading, path, value)
+            return flag_value(reader, path, value)
         if type_ is int:
-            return size_of(reading, path, value, least=0)
+            return size_of(reader, path, value, least=0)
         if type_ is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
         if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
+    raise reader.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
 
 
 def _type_description(field_type: Any) -> str:
@@ -237,13 +246,13 @@ def _type_description(field_type: Any) -> str:
     )
 
 
-def _batch_sizes(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
-    """Returns the sequences per micro-batch and the number of micro-batches; one of three keys is derived."""
+def _batch_sizes(reader: Reading, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
+    """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
 
     def read_size(key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         value = config.get(key)
-        return None if value in (None, AUTO) else size_of(reading, key, value)
+        return None if value in (None, AUTO) else size_of(reader, key, value)
 
     micro_batch_size, accumulation_steps = (
         read_size("train_micro_batch_size_per_gpu"),
@@ -252,30 +261,30 @@ def _batch_sizes(reading: Reading, config: Table, world: int, trainer: Table) ->
     batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
         if micro_batch_size is None and "batch" not in trainer:
-            reading.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
+            reader.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
         micro_batch_size = micro_batch_size or trainer.get("batch", TRAINER_BATCH)
         if accumulation_steps is None and "num_microbatches" not in trainer:
-            reading.filled_in["gradient_accumulation_steps"] = 1
+            reader.filled_in["gradient_accumulation_steps"] = 1
         accumulation_steps = accumulation_steps or trainer.get("num_microbatches", 1)
     if micro_batch_size is None and batch_size is None:
-        raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
+        raise reader.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
     if batch_size is not None:
         if micro_batch_size is None:
-            divisor = world * (accumulation_steps or 1)
+            divisor = world_size * (accumulation_steps or 1)
             if batch_size % divisor:
-                raise reading.wrong(
+                raise reader.wrong(
                     "train_batch_size", f"{batch_size}; expected a multiple of {divisor}, --devices · steps"
                 )
             micro_batch_size = batch_size // divisor
         elif accumulation_steps is None:
-            if batch_size % (micro_batch_size * world):
-                raise reading.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
-            accumulation_steps = batch_size // (micro_batch_size * world)
-        if batch_size != micro_batch_size * world * (accumulation_steps or 1):
-            raise reading.wrong(
+            if batch_size % (micro_batch_size * world_size):
+                raise reader.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
+            accumulation_steps = batch_size // (micro_batch_size * world_size)
+        if batch_size != micro_batch_size * world_size * (accumulation_steps or 1):
+            raise reader.wrong(
                 "train_batch_size",
                 f"{batch_size}; expected micro-batch · steps · devices = {micro_batch_size} · "
-                f"{accumulation_steps or 1} · {world} (--devices)",
+                f"{accumulation_steps or 1} · {world_size} (--devices)",
             )
     assert micro_batch_size is not None
     return {"batch": micro_batch_size, "num_microbatches": accumulation_steps or 1}
@@ -285,26 +294,26 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _number_formats(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
+def _number_formats(reader: Reading, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
-    if not trainer and any(reading.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
-        reading.filled_in["bf16"] = False
-        reading.notes.append(
+    if not trainer and any(reader.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
+        reader.filled_in["bf16"] = False
+        reader.notes.append(
             'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
         )
     for name in ("bf16", "fp16"):
-        table = reading.table(config, name) or (reading.table(config, "bfloat16") if name == "bf16" else {})
+        table = reader.table(config, name) or (reader.table(config, "bfloat16") if name == "bf16" else {})
         value = table.get("enabled", False)
-        formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reading, f"{name}.enabled", value)
+        formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reader, f"{name}.enabled", value)
     if formats["bf16"] and formats["fp16"]:
-        raise reading.wrong("bf16, fp16", "both are enabled; expected one")
-    if reading.table(config, "amp").get("enabled"):
-        reading.unknown["amp"] = "Apex is not modelled"
+        raise reader.wrong("bf16, fp16", "both are enabled; expected one")
+    if reader.table(config, "amp").get("enabled"):
+        reader.unknown["amp"] = "Apex is not modelled"
     format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
-    accumulation_format = reading.table(config, "data_types").get("grad_accum_dtype")
+    accumulation_format = reader.table(config, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
-        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16")
+        raise reader.wrong("data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16")
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
@@ -319,20 +328,20 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 """Optimizers that are modelled in stage 0 with 16-bit weights alone."""
 
 
-def _optimizer_settings(reading: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
-    table = reading.table(config, "optimizer")
+    table = reader.table(config, "optimizer")
     name = table.get("type")
     if name is None:
         return {}
     if str(name).lower() in STAGE_0_ALONE:
-        stage = reading.table(config, "zero_optimization").get("stage", 0)
-        is_half = any(reading.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
+        stage = reader.table(config, "zero_optimization").get("stage", 0)
+        is_half = any(reader.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
         if stage or not is_half:
-            reading.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
+            reader.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(name).lower()[:40])
     if optimizer is None:
-        reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
+        reader.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
         return {}
     return {"optimizer": optimizer}

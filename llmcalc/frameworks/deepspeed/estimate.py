@@ -15,12 +15,14 @@ from .replicated import REDUCED_AT_ONCE
 from .settings import DeepSpeedSettings
 
 
-def estimate(memory: Memory) -> PeakEstimate:
+def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
-    training = memory.training()
-    transient = partial(transient_bytes, measure_optimizer_step(training, flat=True), DTYPES[training.dtype].bytes)
+    training_config = memory_estimate.training()
+    transient = partial(
+        transient_bytes, measure_optimizer_step(training_config, flat=True), DTYPES[training_config.dtype].bytes
+    )
     return estimate_with_torch_kernels(
-        memory, bytes_per_parameter(memory, flat=True), cast_adapters(training), transient
+        memory_estimate, bytes_per_parameter(memory_estimate, flat=True), cast_adapters(training_config), transient
     )
 
 

@@ -31,5 +31,5 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements that support results for a layout."""
+    """Returns the tests and measurements behind the results for a layout."""
     return EVIDENCE

@@ -1,4 +1,4 @@
-"""Replays training steps of one rank with Lamb or 1-bit Lamb, whose float32 copies are one per parameter.
+"""Replays training steps of one rank with Lamb or 1-bit Lamb, which have a float32 master copy of each parameter.
 
 Both have Adam's states of these copies. Lamb's kernel reads the 16-bit gradients, whose norm is that of flat copies.
 1-bit Lamb keeps a second moment of its own for the compressed steps, and the errors of the compression.
@@ -20,23 +20,23 @@ class LambRun(ReplicatedRun):
     """Training steps of one rank with DeepSpeed's fused Lamb."""
 
     def update(self) -> None:
-        """Flattens the gradients, computes their norm in float32, and updates the copies by the kernel."""
+        """Flattens the gradients, computes their norm in float32, and updates the float32 master weights."""
         self.meter.place = Place("step")
-        size = sum(map(elements, self.parameters))
+        element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "gradients"):
             for weight in self.parameters:
                 if weight.grad is None:
                     weight.grad = empty(self.meter, weight.shape, self.dtype)
-            flat = Storage(self.meter, size * self.dtype.bytes)
-            for_norm = Storage(self.meter, size * self.dtype.bytes)
-            in_float = Storage(self.meter, size * FLOAT32.bytes)
+            flat = Storage(self.meter, element_count * self.dtype.bytes)
+            for_norm = Storage(self.meter, element_count * self.dtype.bytes)
+            in_float = Storage(self.meter, element_count * FLOAT32.bytes)
         del flat, for_norm, in_float
         for weight in self.parameters:
             weight.grad = None
 
 
 class OneBitLambRun(ReplicatedRun):
-    """Training steps of one rank with 1-bit Lamb, after its compression began.
+    """Training steps of one rank with 1-bit Lamb, after compression of messages has begun.
 
     states: the fresh second moment, the rank's errors, and the errors of the part that it sums.
     """
@@ -44,16 +44,17 @@ class OneBitLambRun(ReplicatedRun):
     states: list[Storage]
 
     def prepare_training(self) -> None:
-        """Creates the copies with Adam's states, the fresh second moment and the errors."""
+        """Creates the float32 master weights, Adam's states, another second moment, and the compression errors."""
         super().prepare_training()
-        size = sum(map(elements, self.parameters))
+        element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "optimizer"):
             self.states = [
-                Storage(self.meter, count * FLOAT32.bytes) for count in (size, size, ceil_div(size, self.ranks))
+                Storage(self.meter, count * FLOAT32.bytes)
+                for count in (element_count, element_count, ceil_div(element_count, self.ranks))
             ]
 
     def update(self) -> None:
-        """Copies the momentum, which the compression changes, and runs the step on float32 gradients."""
+        """Copies the momentum, which compression changes, and runs the optimizer on float32 gradients."""
         self.meter.place = Place("step")
         with counted_as(self.meter, "optimizer"):
             last_momentum = [Storage(self.meter, elements(weight) * FLOAT32.bytes) for weight in self.parameters]

@@ -22,38 +22,39 @@ _OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<op
 MILLION = 10**6
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS)
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    terms = [*_model_state_estimates(log, facts), *facts.largest(*names)]
-    if not terms:
+    memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest(*names)]
+    if not memory_terms:
         return None
     return LogReading(
         "deepspeed",
         "DeepSpeed",
-        tuple(terms),
-        version=facts.text("version"),
+        tuple(memory_terms),
+        version=log_values.text("version"),
         oom_flag="train_micro_batch_size_per_gpu",
     )
 
 
-def _model_state_estimates(log: LogText, facts: Facts) -> list[LogTerm]:
-    """Returns the estimate without offloading: 18 bytes per parameter over the ranks, and the largest gathered
-    layer."""
-    if "params" not in facts:
+def _model_state_estimates(log_text: LogText, log_values: Facts) -> list[LogTerm]:
+    """Returns DeepSpeed's estimate without offloading: 18 bytes per parameter over ranks, and the largest layer."""
+    if "params" not in log_values:
         return []
-    terms = [LogTerm("params", facts.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))]
-    devices = max(1, facts.counts("nodes")[-1] * facts.counts("devices")[-1]) if "nodes" in facts else 1
-    for line in log.lines_with("offload_optimizer=none"):
+    memory_terms = [
+        LogTerm("params", log_values.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
+    ]
+    devices = max(1, log_values.counts("nodes")[-1] * log_values.counts("devices")[-1]) if "nodes" in log_values else 1
+    for line in log_text.lines_with("offload_optimizer=none"):
         match = _OPTION.search(line)
         if match is None or "offload_param=cpu" in match["options"]:
             continue
         if "offload_param" in match["options"]:
-            layer = 4 * MILLION * max(facts.counts("largest_layer"), default=0)
+            layer = 4 * MILLION * max(log_values.counts("largest_layer"), default=0)
             rule = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
         else:
             rule = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
-        terms.append(rule._replace(value=bytes_of(match["device"])))
+        memory_terms.append(rule._replace(value=bytes_of(match["device"])))
         break
-    return terms
+    return memory_terms

@@ -26,7 +26,7 @@ class UnpackHook:
 
 
 class GatheringProfile(Eager):
-    """Runs a model's program, whose parameters are gathered module by module.
+    """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
     opened: modules that the current step gathered.
@@ -36,7 +36,7 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Partitions all parameters created from now on; `coordinator` gathers them."""
+        """Partitions all parameters that are created from now on. coordinator: gathers and releases them."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -75,9 +75,9 @@ class GatheringProfile(Eager):
         """Returns a parameter, gathered for use."""
         return self.gather_for_use(super().parameter(key, shape, dtype, trained))
 
-    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+    def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a shared parameter, gathered for use."""
-        return self.gather_for_use(super()._shared_weight(weight, name, shape))
+        return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
         """Returns a parameter, after gathering its module if necessary."""
@@ -92,19 +92,23 @@ class GatheringProfile(Eager):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
-        """Runs a step of the program, and releases the step's parameters afterwards."""
+    def step(self, operation: Step) -> None:
+        """Runs an operation of the program, and releases its parameters afterwards."""
         if self.coordinator is None:
-            super().step(step)
+            super().step(operation)
             return
         outer_modules, self.opened = self.opened, []
-        x = self._bound(step.ins[0]) if self.adapters is not None and isinstance(step.op, Linear) else None
+        x = (
+            self._value_with_tensor(operation.ins[0])
+            if self.adapters is not None and isinstance(operation.op, Linear)
+            else None
+        )
         product_input = self.values[id(x)] if x is not None and self.graph.enabled else None
         needs_no_gradient = product_input is not None and not product_input.needs_grad
         try:
-            super().step(step)
+            super().step(operation)
             if product_input is not None and not needs_no_gradient:
-                self._save_input(product_input, step.outs[0])
+                self._save_input(product_input, operation.outs[0])
         finally:  # a part that runs again stops at the last tensor that is needed
             product_input = None
             used_modules, self.opened = self.opened, outer_modules
@@ -116,33 +120,33 @@ class GatheringProfile(Eager):
             ):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
-                self._add_release_hooks(module, step.outs[0] if step.outs else None)
+                self._add_release_hooks(module, operation.outs[0] if operation.outs else None)
 
-    def _save_input(self, x: Tensor, out: Value) -> None:
+    def _save_input(self, x: Tensor, output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
-        bound_tensor = self._bound(out)
+        bound_tensor = self._value_with_tensor(output)
         node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
-    def _module(self, frame: Frame) -> None:
+    def _module(self, module_call: Frame) -> None:
         """Runs a module of the program between gathering and release of the module's parameters."""
         if self.coordinator is None:
-            super()._module(frame)
+            super()._module(module_call)
             return
         self.of_frames.append([])
         try:
-            super()._module(frame)
+            super()._module(module_call)
         finally:
             modules = self.of_frames.pop()
         for module in modules:
-            self._add_release_hooks(module, frame.scope.gives)
+            self._add_release_hooks(module, module_call.scope.gives)
 
-    def _add_release_hooks(self, module: Path, out: Value | None) -> None:
+    def _add_release_hooks(self, module_path: Path, output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
-        bound_tensor = self._bound(out)
+        bound_tensor = self._value_with_tensor(output)
         node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
-            node.hooks.append(self.coordinator.before_backward(module))
-        self.coordinator.release_module(module)
+            node.hooks.append(self.coordinator.before_backward(module_path))
+        self.coordinator.release_module(module_path)

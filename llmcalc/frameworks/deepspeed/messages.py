@@ -15,23 +15,23 @@ BUCKET = 5 * 10**8
 """Elements of gradients that are reduced at once (`reduce_bucket_size`)."""
 
 
-def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
+def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, ranks, width = group.layout.zero, group.ranks, group.width
+    stage, ranks, width = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
     if not stage:
-        for size in _bucket_sizes(group.elements):
+        for size in _bucket_sizes(replicated_weights.elements):
             yield ranks.message("all_reduce", size * width, 1)
         return
-    reductions = group.chunk.batches if stage >= 2 else 1
-    for size in _bucket_sizes(group.elements):
+    reductions = replicated_weights.chunk.batches if stage >= 2 else 1
+    for size in _bucket_sizes(replicated_weights.elements):
         yield ranks.message("reduce_scatter", size * width, reductions)
         yield ranks.replica_all_reduce(size * width // ranks.shards, reductions)
     if stage < 3:
-        yield ranks.message("all_gather", group.elements * width, 1)
+        yield ranks.message("all_gather", replicated_weights.elements * width, 1)
         return
-    for weights in _group_by_module(group.weights):
+    for weights in _group_by_module(replicated_weights.weights):
         size = sum(weight.tensor.size for weight in weights)
-        yield ranks.message("all_gather", size * width, 2 * group.chunk.batches * weights[0].count)
+        yield ranks.message("all_gather", size * width, 2 * replicated_weights.chunk.batches * weights[0].count)
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:

@@ -31,8 +31,8 @@ class ParameterStorage(Storage):
 
     __slots__ = ("inner",)
 
-    def __init__(self, meter: Meter, size: int) -> None:
-        self.meter: Meter = meter
+    def __init__(self, memory_meter: Meter, size: int) -> None:
+        self.meter: Meter = memory_meter
         self.bytes: int = size
         self.block: Block = Block(0, "weights")
         self.inner: Storage | None = None
@@ -76,14 +76,17 @@ class Parameter:
         "shard_elements",
     )
 
-    def __init__(self, meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
+    def __init__(self, memory_meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
         self.path: Path = path
         self.module: Path = module_of(path)
-        size = elements(template)
-        self.count: int = size
-        self.shard_elements: int = -(-size // ranks)
+        element_count = elements(template)
+        self.count: int = element_count
+        self.shard_elements: int = -(-element_count // ranks)
         self.full_param: Tensor = Tensor(
-            template.shape, template.dtype, ParameterStorage(meter, size * template.dtype.bytes), leaf=template.leaf
+            template.shape,
+            template.dtype,
+            ParameterStorage(memory_meter, element_count * template.dtype.bytes),
+            leaf=template.leaf,
         )
         self.persists: bool = False
         self.available: bool = False
@@ -112,8 +115,8 @@ class Coordinator:
     backward_modules: modules whose backward pass has begun and not ended.
     """
 
-    def __init__(self, meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
-        self.meter: Meter = meter
+    def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
+        self.meter: Meter = memory_meter
         self.settings: DeepSpeedSettings = settings
         self.ranks: int = ranks
         self.parameters: list[Parameter] = []
@@ -164,18 +167,18 @@ class Coordinator:
             parameter.fetched = NEVER
         self.step = self.live_elements = 0
 
-    def fetch_module(self, module: Path) -> None:
+    def fetch_module(self, module_path: Path) -> None:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
-            self.order.append(module)
-        module_parameters = self.modules[module]
+            self.order.append(module_path)
+        module_parameters = self.modules[module_path]
         self._start_all_gather(
             [parameter for parameter in module_parameters if not parameter.available and parameter.gathering is None]
         )
         for parameter in module_parameters:
             if parameter.gathering is not None:
                 self._wait_for_all_gather(parameter)
-        if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module:
+        if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module_path:
             self._prefetch(module_parameters)
         self.step += 1
 
@@ -183,8 +186,8 @@ class Coordinator:
         """Starts gathering the next parameters of the trace, up to the prefetch limit."""
         unfetched = sum(parameter.fetched < self.step for parameter in module_parameters)
         for _ in range(min(unfetched, len(self.queue))):
-            parameter, step = self.queue.popleft()
-            parameter.fetched = step
+            parameter, operation = self.queue.popleft()
+            parameter.fetched = operation
         limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
@@ -192,8 +195,8 @@ class Coordinator:
         prefetched_parameters: list[Parameter] = []
         elements = 0
         while self.queue and elements < limit:
-            parameter, step = self.queue.popleft()
-            parameter.fetched = max(parameter.fetched, step)
+            parameter, operation = self.queue.popleft()
+            parameter.fetched = max(parameter.fetched, operation)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
                 elements += parameter.count
@@ -254,9 +257,9 @@ class Coordinator:
                     with self.gathering_stream():
                         member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
 
-    def release_module(self, module: Path) -> None:
+    def release_module(self, module_path: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
-        for parameter in self._parameters_to_release(module) if self.is_recorded else self.modules[module]:
+        for parameter in self._parameters_to_release(module_path) if self.is_recorded else self.modules[module_path]:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
@@ -265,13 +268,13 @@ class Coordinator:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
 
-    def _parameters_to_release(self, module: Path) -> list[Parameter]:
+    def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
-        key = (module, self.step)
+        key = (module_path, self.step)
         if key not in self.to_release:
             released = [
                 parameter
-                for parameter in self.modules[module]
+                for parameter in self.modules[module_path]
                 if not parameter.persists and parameter.fetched <= self.step
             ]
             distance = 0
@@ -316,24 +319,24 @@ class Coordinator:
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
-    def before_backward(self, module: Path) -> Callable[[], None]:
+    def before_backward(self, module_path: Path) -> Callable[[], None]:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch() -> None:
             """Gathers the module, and releases modules whose backward pass is over."""
-            if module in self.backward_modules:
+            if module_path in self.backward_modules:
                 return
             for open_module in [
-                open_module for open_module in self.backward_modules if module[: len(open_module)] != open_module
+                open_module for open_module in self.backward_modules if module_path[: len(open_module)] != open_module
             ]:
                 self.after_backward(open_module)
-            self.backward_modules.append(module)
-            self.fetch_module(module)
+            self.backward_modules.append(module_path)
+            self.fetch_module(module_path)
 
         return fetch
 
-    def after_backward(self, module: Path) -> None:
+    def after_backward(self, module_path: Path) -> None:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
-        if module in self.backward_modules:
-            self.backward_modules.remove(module)
-            self.release_module(module)
+        if module_path in self.backward_modules:
+            self.backward_modules.remove(module_path)
+            self.release_module(module_path)

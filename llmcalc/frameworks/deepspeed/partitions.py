@@ -28,7 +28,7 @@ class PartitionPiece(NamedTuple):
 
 
 def elements(weight: Tensor) -> int:
-    """Returns the number of elements of a parameter."""
+    """Returns a parameter's number of elements."""
     element_count = count_of(weight.shape)
     assert isinstance(element_count, int)
     return element_count
@@ -40,7 +40,7 @@ def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
 
 
 def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int], int]:
-    """Returns the start of each parameter in the flat tensor, and the end of the last one.
+    """Returns the offset of each parameter in the flat tensor, and the end of the last parameter.
 
     counts: per parameter, its elements.
     width: bytes per element.
@@ -56,12 +56,12 @@ def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int]
 
 
 def flat_size(elements: int, ranks: int) -> int:
-    """Returns the number of elements of the flat tensor with padding."""
+    """Returns the number of elements of the padded flat tensor."""
     return -(-elements // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
 def pieces(start: int, count: int, partition_size: int) -> list[PartitionPiece]:
-    """Returns the pieces of a parameter between partition boundaries. start: its start in the flat tensor."""
+    """Returns the pieces of a parameter in the ranks' partitions. start: the parameter's offset in the flat tensor."""
     results, position = [], start
     while position < start + count:
         piece_end = min(start + count, (position // partition_size + 1) * partition_size)

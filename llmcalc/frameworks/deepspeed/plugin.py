@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
@@ -28,25 +28,27 @@ PLUGIN_IGNORED = frozenset(
 )
 
 
-def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the DeepSpeed run of an accelerate config."""
-    run = _plugin_run(reading, config, world)
+    launch_settings = _plugin_run(reader, config, world_size)
     settings = {key: value for key, value in command_settings.items() if key != "precision"}
-    return without_chunked_loss(reading, run._replace(settings={**settings, **run.settings}))
+    return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
 
 
-def _plugin_run(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
+def _plugin_run(reader: Reading, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
-    table = reading.table(accelerate_config, "deepspeed_config")
+    table = reader.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
-    reading.ignored += [f"{section}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
-    unknown_keys(reading, table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
+    reader.ignored += [f"{section}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
+    unknown_keys(reader, table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
     name = str(accelerate_config.get("mixed_precision") or "no").lower()
     precision = {"bf16": name == "bf16", "fp16": name == "fp16", "batch": 1}
     if table.get("deepspeed_config_file") is not None:
-        config = reading.fetched(f"{section}.deepspeed_config_file", table["deepspeed_config_file"], FILE)
-        return _without_batch_size(read_into(reading, config, world, precision), config)
-    stage = size_of(reading, f"{section}.zero_stage", table.get("zero_stage", 2), least=0)
+        config = reader.fetched(f"{section}.deepspeed_config_file", table["deepspeed_config_file"], FILE)
+        return _without_batch_size(read_into(reader, config, world_size, precision), config)
+    stage = size_of(reader, f"{section}.zero_stage", table.get("zero_stage", 2), least=0)
     zero: dict[str, Any] = {"stage": stage}
     for key in ("offload_optimizer_device", "offload_param_device"):
         if table.get(key) not in (None, "none", False):
@@ -55,23 +57,25 @@ def _plugin_run(reading: Reading, accelerate_config: Table, world: int) -> RunUn
     deepspeed_config |= {key: {"enabled": precision[key]} for key in ("bf16", "fp16")}
     if table.get("gradient_accumulation_steps") is not None:
         deepspeed_config["gradient_accumulation_steps"] = table["gradient_accumulation_steps"]
-    return _without_batch_size(read_into(reading, deepspeed_config, world, precision), deepspeed_config)
+    return _without_batch_size(read_into(reader, deepspeed_config, world_size, precision), deepspeed_config)
 
 
-def _without_batch_size(run: RunUnder, config: Table) -> RunUnder:
+def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
     """Returns the run without a micro-batch size if the config leaves the size to the script."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
-        return run
-    return run._replace(settings={key: value for key, value in run.settings.items() if key != "batch"})
+        return launch_settings
+    return launch_settings._replace(
+        settings={key: value for key, value in launch_settings.settings.items() if key != "batch"}
+    )
 
 
-def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
     """Returns the DeepSpeed run of the Trainer's arguments."""
     argument = config["deepspeed"]
-    table = argument if isinstance(argument, Mapping) else reading.fetched("deepspeed", argument, FILE)
+    table = argument if isinstance(argument, Mapping) else reader.fetched("deepspeed", argument, FILE)
     precision = {name: bool(config.get(name)) for name in ("bf16", "fp16")}
-    run = read_into(reading, table, world, {**command_settings, **precision})
+    launch_settings = read_into(reader, table, world_size, {**command_settings, **precision})
     settings = {
         key: value for key, value in command_settings.items() if key not in ("precision", "dtype", "optimizer_impl")
     }
-    return without_chunked_loss(reading, run._replace(settings={**settings, **run.settings}))
+    return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

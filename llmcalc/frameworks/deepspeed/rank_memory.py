@@ -36,36 +36,41 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 
 def zero_run(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
     workspace: int = 0,
-    meter: Meter | None = None,
+    memory_meter: Meter | None = None,
 ) -> ZeroRun:
-    """Returns the training run of a rank. ranks: number of partitions. Raises `InputError` for unmodelled settings."""
+    """Returns the training run of a rank.
+
+    ranks: number of partitions. Raises `InputError` for settings not modelled.
+    """
     settings = settings.resolved(spec.hidden_size)
     settings.check()
-    _check_training(training, settings)
-    training = cast_adapters(training)
-    implementation = training.implementation
+    _check_training(training_config, settings)
+    training_config = cast_adapters(training_config)
+    implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
-    training = replace(training, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
-    if sums_in_fp32(training, settings):
-        return Bf16OptimizerRun(spec, training, settings, ranks, workspace, meter)
+    training_config = replace(
+        training_config, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation
+    )
+    if sums_in_fp32(training_config, settings):
+        return Bf16OptimizerRun(spec, training_config, settings, ranks, workspace, memory_meter)
     if settings.stage == 0:
-        return replicated_run(spec, training, settings, ranks, workspace, meter)
+        return replicated_run(spec, training_config, settings, ranks, workspace, memory_meter)
     if settings.stage == 3:
-        return Stage3Run(spec, training, settings, ranks, workspace, meter)
-    return PartitionedRun(spec, training, settings, ranks, rank, workspace, meter)
+        return Stage3Run(spec, training_config, settings, ranks, workspace, memory_meter)
+    return PartitionedRun(spec, training_config, settings, ranks, rank, workspace, memory_meter)
 
 
-def sums_in_fp32(training: Training, settings: DeepSpeedSettings) -> bool:
-    """Whether `BF16_Optimizer` runs the step: stage 1 in bf16, with gradients that are accumulated in fp32."""
+def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool:
+    """Whether `BF16_Optimizer` runs: stage 1 in bf16, with gradients accumulated in fp32."""
     return (
         settings.stage == 1
-        and training.dtype == "bfloat16"
+        and training_config.dtype == "bfloat16"
         and settings.grad_accum_dtype in ("fp32", "float32")
         and settings.offload_optimizer == "none"
     )
@@ -73,88 +78,95 @@ def sums_in_fp32(training: Training, settings: DeepSpeedSettings) -> bool:
 
 def replicated_run(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     settings: DeepSpeedSettings,
     ranks: int,
     workspace: int,
-    meter: Meter | None,
+    memory_meter: Meter | None,
 ) -> ReplicatedRun:
     """Returns a rank's training run in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
-    if training.dtype == "float32":
-        return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
+    if training_config.dtype == "float32":
+        return ReplicatedRun(spec, training_config, settings, ranks, workspace, memory_meter)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
-        return OneBitAdamRun(spec, training, settings, ranks, workspace, meter)
-    if updates_flat_copy(training, settings):
-        return FlatCopyRun(spec, training, settings, ranks, workspace, meter)
+        return OneBitAdamRun(spec, training_config, settings, ranks, workspace, memory_meter)
+    if updates_flat_copy(training_config, settings):
+        return FlatCopyRun(spec, training_config, settings, ranks, workspace, memory_meter)
     run_class = {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
-    return run_class(spec, replace(training, master=True), settings, ranks, workspace, meter)
+    return run_class(spec, replace(training_config, master=True), settings, ranks, workspace, memory_meter)
 
 
-def updates_flat_copy(training: Training, settings: DeepSpeedSettings) -> bool:
+def updates_flat_copy(training_config: Training, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
     own_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
-    return settings.stage == 0 and training.dtype != "float32" and own_adam
+    return settings.stage == 0 and training_config.dtype != "float32" and own_adam
 
 
-def cast_adapters(training: Training) -> Training:
+def cast_adapters(training_config: Training) -> Training:
     """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
-        training
-        if training.adapters is None
-        else replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
+        training_config
+        if training_config.adapters is None
+        else replace(training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype]))
     )
 
 
-def _check_training(training: Training, settings: DeepSpeedSettings) -> None:
+def _check_training(training_config: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     for is_modelled, option in (
-        (training.autocast, "--precision autocast"),
-        (training.keeps_gradients, "--zero-grad zeros"),
-        (training.optimizer_in_backward, "--optimizer-in-backward"),
-        (optimizer(training.optimizer).by_matrix, f"--optimizer {training.optimizer}"),
-        (training.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
+        (training_config.autocast, "--precision autocast"),
+        (training_config.keeps_gradients, "--zero-grad zeros"),
+        (training_config.optimizer_in_backward, "--optimizer-in-backward"),
+        (optimizer(training_config.optimizer).by_matrix, f"--optimizer {training_config.optimizer}"),
+        (training_config.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if is_modelled:
             raise InputError(f"{option}: with DeepSpeed it is not modelled")
-    accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
-    if settings.stage == 0 and accumulation_dtype is not DTYPES[training.dtype]:
+    accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training_config.dtype])
+    if settings.stage == 0 and accumulation_dtype is not DTYPES[training_config.dtype]:
         raise InputError(
             f"grad_accum_dtype {settings.grad_accum_dtype}: DeepSpeed refuses it in stage 0 beside other weights; "
-            f"expected {training.dtype}"
+            f"expected {training_config.dtype}"
         )
 
 
 @without_garbage_collection()
 def replay_zero(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
 ) -> tuple[ReplayResult, tuple[Term, ...]]:
     """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
 
     Returns also what the rank keeps on the host.
     """
-    run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
-    run.set_up()
-    return replay_steps_on_allocator(run, meter, PrefixCache(runtime.expandable)), run.host_terms()
+    training_run = zero_run(
+        spec, training_config, settings, ranks, rank, cuda_runtime.workspace, memory_meter := EventMeter()
+    )
+    training_run.set_up()
+    return replay_steps_on_allocator(
+        training_run, memory_meter, PrefixCache(cuda_runtime.expandable)
+    ), training_run.host_terms()
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
-    memory, layout = run.memory, run.layout
-    settings = settings_of(layout, run.own_settings, run.version)
-    training = memory.training(runtime)
-    if not training.master and training.adapters is None and training.dtype != "float32":
-        option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
+    memory_estimate, layout = training_run.memory, training_run.layout
+    settings = settings_of(layout, training_run.own_settings, training_run.version)
+    training_config = memory_estimate.training(cuda_runtime)
+    if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
+        option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replay_result, on_host = replay_zero(
-        memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime
+        memory_estimate.spec, training_config, settings, layout.dp, layout.coordinates(rank).dp, cuda_runtime
     )
     return replace(
-        summarize(replay_result, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=on_host
+        summarize(
+            replay_result, cuda_runtime, layer_stacks(memory_estimate.spec), tensor_status(settings, training_config)
+        ),
+        host=on_host,
     )
 
 
@@ -176,8 +188,8 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
     return settings
 
 
-def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
-    """Returns the verification status of the run's tensors, which tests compare with real DeepSpeed processes.
+def tensor_status(settings: DeepSpeedSettings, training_config: Training) -> Term:
+    """Returns the verification status of the run's tensor bytes, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """
@@ -189,7 +201,7 @@ def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
         source = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
         return Term("tensors", 0, "estimate", source, VERSIONS)
-    if updates_flat_copy(training, settings):  # it runs on a GPU alone
+    if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
         return Term("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.overlaps:
         return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)

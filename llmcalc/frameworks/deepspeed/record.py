@@ -1,4 +1,4 @@
-"""The registry record of DeepSpeed: ZeRO stages 1 to 3."""
+"""The registry record of the framework DeepSpeed: ZeRO stages 1 to 3."""
 
 from __future__ import annotations
 

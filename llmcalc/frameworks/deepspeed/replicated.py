@@ -37,17 +37,17 @@ class ReplicatedRun(ZeroRun):
         del gradients
 
     def run_optimizer(self) -> None:
-        """Updates the tensors in `trained`, and frees their gradients."""
-        training = self.training
+        """Updates the trained tensors, and frees their gradients."""
+        training_config = self.training
         with self.graph.no_grad():
             run_step(
                 self.graph,
-                training.optimizer,
+                training_config.optimizer,
                 self.trained,
-                training.implementation,
-                training.momentum,
-                training.state_dtype,
-                training.torch,
+                training_config.implementation,
+                training_config.momentum,
+                training_config.state_dtype,
+                training_config.torch,
             )
         for trained_weight in self.trained:
             trained_weight.gradient = None
@@ -109,20 +109,20 @@ class FlatCopyRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the flat weights, their float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        size, width = sum(map(elements, self.parameters)), self.dtype.bytes
+        element_count, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
             clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
-            flat_weights = Storage(self.meter, size * width)
+            flat_weights = Storage(self.meter, element_count * width)
         del clones
         for weight in self.parameters:
             weight.storage = flat_weights
-        clone = Storage(self.meter, size * width)
+        clone = Storage(self.meter, element_count * width)
         with counted_as(self.meter, "optimizer"):
-            copy = empty(self.meter, (size,), FLOAT32)
+            copy = empty(self.meter, (element_count,), FLOAT32)
         del clone
         self.trained = [OptimizedParameter(copy)]
         with counted_as(self.meter, "gradients"):
-            self.trained[0].gradient = empty(self.meter, (size,), FLOAT32)
+            self.trained[0].gradient = empty(self.meter, (element_count,), FLOAT32)
         self.run_optimizer()
 
     def update(self) -> None:

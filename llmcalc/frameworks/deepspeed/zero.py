@@ -24,7 +24,7 @@ DOUBLE = 8
 
 
 def number_format(name: str | None, default: Dtype) -> Dtype:
-    """Returns a number format from any of DeepSpeed's names for it (`DtypeEnum`)."""
+    """Returns the number format that one of DeepSpeed's names means (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -55,16 +55,16 @@ class ZeroRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         workspace: int = 0,
-        meter: Meter | None = None,
+        memory_meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, training, None, workspace, meter)
+        super().__init__(spec, training_config, None, workspace, memory_meter)
         self.settings: DeepSpeedSettings = settings
         self.ranks: int = ranks
-        self.dtype: Dtype = DTYPES[training.dtype]
+        self.dtype: Dtype = DTYPES[training_config.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
@@ -72,7 +72,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; other micro-batches need as much memory as the last."""
+        """Runs the first and the last micro-batch of a step; those between need as much memory as the last."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -93,8 +93,8 @@ class ZeroRun(TrainingRun):
     def host_state_bytes(self, elements: int) -> int:
         """Returns the host bytes of fp32 optimizer states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
-        record = optimizer(self.training.optimizer)
-        states = record.state([tensor], FLOAT32.name, self.training.momentum).states
+        optimizer_record = optimizer(self.training.optimizer)
+        states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
         return sum(int(size) for name, size in states.items() if name != "step")
 
     @contextmanager

@@ -72,14 +72,14 @@ class PartitionedRun(ZeroRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         rank: int,
         workspace: int = 0,
-        meter: Meter | None = None,
+        memory_meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, training, settings, ranks, workspace, meter)
+        super().__init__(spec, training_config, settings, ranks, workspace, memory_meter)
         self.rank = rank
         self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
@@ -103,8 +103,8 @@ class PartitionedRun(ZeroRun):
         )
         width, sizes = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
         starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
-        size = flat_size(flat_elements, ranks)
-        self.partition_size: int = size // ranks
+        element_count = flat_size(flat_elements, ranks)
+        self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
             id(weight): pieces(start, element_count, self.partition_size)
             for weight, start, element_count in zip(ordered_parameters, starts, sizes, strict=True)
@@ -117,7 +117,7 @@ class PartitionedRun(ZeroRun):
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
-            flat_parameters = Storage(self.meter, size * width)
+            flat_parameters = Storage(self.meter, element_count * width)
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
@@ -182,7 +182,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs after each parameter's gradient."""
+        """The hook that runs when a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
@@ -279,7 +279,7 @@ class PartitionedRun(ZeroRun):
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks of the pieces."""
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks that own the pieces."""
         settings, own_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
@@ -426,7 +426,7 @@ class PartitionedRun(ZeroRun):
         if self.offloads:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
-        training, (partition,) = self.training, self.trained
+        training_config, (partition,) = self.training, self.trained
         if self.settings.compute_grad_norm:
             for piece in self.rank_pieces.values():  # scaled_global_norm
                 double_copy = Storage(self.meter, piece.elements * DOUBLE)
@@ -438,12 +438,12 @@ class PartitionedRun(ZeroRun):
         with self.graph.no_grad():
             run_step(
                 self.graph,
-                training.optimizer,
+                training_config.optimizer,
                 [partition],
-                training.implementation,
-                training.momentum,
-                training.state_dtype,
-                training.torch,
+                training_config.implementation,
+                training_config.momentum,
+                training_config.state_dtype,
+                training_config.torch,
             )
         partition.gradient = None
 

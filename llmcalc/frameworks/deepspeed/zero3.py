@@ -42,16 +42,16 @@ class Stage3Run(ZeroRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         workspace: int = 0,
-        meter: Meter | None = None,
+        memory_meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, training, settings, ranks, workspace, meter)
-        if training.choices.cross_entropy in ("chunked", "split"):
+        super().__init__(spec, training_config, settings, ranks, workspace, memory_meter)
+        if training_config.choices.cross_entropy in ("chunked", "split"):
             raise InputError(
-                f"--cross-entropy {training.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
+                f"--cross-entropy {training_config.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
                 "expected eager or fused"
             )
         self.coordinator: Coordinator = Coordinator(self.meter, settings, ranks)
@@ -64,7 +64,7 @@ class Stage3Run(ZeroRun):
 
     def prepare_training(self) -> None:
         """Creates the rank's shards, their float32 copies and gradients, and the bucket's buffer."""
-        coordinator, meter, width = self.coordinator, self.meter, self.dtype.bytes
+        coordinator, memory_meter, width = self.coordinator, self.meter, self.dtype.bytes
         by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
         coordinator.mark_persistent()
@@ -73,24 +73,24 @@ class Stage3Run(ZeroRun):
         self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
         element_count = sum(parameter.shard_elements for parameter in trained_parameters)
-        with counted_as(meter, "weights"):
+        with counted_as(memory_meter, "weights"):
             self.rank_shards: list[Storage] = []
             if self.settings.offload_param == "none":
                 self.rank_shards = [
-                    Storage(meter, parameter.shard_elements * parameter.full_param.dtype.bytes)
+                    Storage(memory_meter, parameter.shard_elements * parameter.full_param.dtype.bytes)
                     for parameter in frozen_parameters
                 ]
-                self.rank_shards.append(Storage(meter, element_count * width))  # lp_param_buffer
+                self.rank_shards.append(Storage(memory_meter, element_count * width))  # lp_param_buffer
         self.trained = []
         if not self.offloads:
             self._create_fp32_partitions()
         if self.settings.contiguous_gradients:
-            with counted_as(meter, "communication"):
-                self.buffer = Storage(meter, self.bucket_elements * self.communication_dtype.bytes)
+            with counted_as(memory_meter, "communication"):
+                self.buffer = Storage(memory_meter, self.bucket_elements * self.communication_dtype.bytes)
         self.grad_partitions_flat_buffer: Storage | None = None
         if not self.offloads:
-            with counted_as(meter, "gradients"):
-                self.grad_partitions_flat_buffer = Storage(meter, element_count * self.accumulation_dtype.bytes)
+            with counted_as(memory_meter, "gradients"):
+                self.grad_partitions_flat_buffer = Storage(memory_meter, element_count * self.accumulation_dtype.bytes)
 
     @property
     def offloads(self) -> bool:
@@ -102,12 +102,12 @@ class Stage3Run(ZeroRun):
 
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
-        settings, terms = self.settings, list[Term]()
-        groups = [sum(parameter.shard_elements for parameter in group) for group in self.groups]
+        settings, memory_terms = self.settings, list[Term]()
+        groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
         if self.offloads:
             host_bytes_of = pinned_bytes if settings.offload_optimizer_pin_memory else int
             weights = sum(size * FLOAT32.bytes + host_bytes_of(size * FLOAT32.bytes) for size in groups)
-            terms = [
+            memory_terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
                 Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
                 Term("buffers", host_bytes_of(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
@@ -119,20 +119,20 @@ class Stage3Run(ZeroRun):
             ]
             shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
             size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(host_bytes_of, shards))
-            terms.append(Term("parameters", size, "source", SOURCE))
-        return tuple(terms)
+            memory_terms.append(Term("parameters", size, "source", SOURCE))
+        return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
         """Creates the float32 copies that the optimizer updates (`_create_fp32_partitions`)."""
-        meter = self.meter
-        for group in self.groups:  # _create_fp32_partitions
-            size = sum(parameter.shard_elements for parameter in group)
-            fp32_copy = Storage(meter, size * FLOAT32.bytes)
-            with counted_as(meter, "optimizer"):
-                self.trained.append(OptimizedParameter(empty(meter, (size,), FLOAT32)))
+        memory_meter = self.meter
+        for parameter_group in self.groups:  # _create_fp32_partitions
+            element_count = sum(parameter.shard_elements for parameter in parameter_group)
+            fp32_copy = Storage(memory_meter, element_count * FLOAT32.bytes)
+            with counted_as(memory_meter, "optimizer"):
+                self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest = max(sum(parameter.shard_elements for parameter in group) for group in self.groups)
-        gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
+        largest = max(sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups)
+        gradient_buffer = Storage(memory_meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
@@ -161,7 +161,7 @@ class Stage3Run(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs after each parameter's gradient."""
+        """The hook that runs when a parameter's gradient is complete."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
@@ -259,39 +259,39 @@ class Stage3Run(ZeroRun):
     def update(self) -> None:
         """Runs the optimizer on each sub-group in turn (`step`)."""
         self.meter.place = Place("step")
-        training = self.training
+        training_config = self.training
         self.coordinator.release_all()
         if self.offloads:
             self.host_norms = {}
             self.coordinator.gather_persistent()
             return
-        for group in self.groups:  # get_grad_norm_direct
-            for parameter in group:
+        for parameter_group in self.groups:  # get_grad_norm_direct
+            for parameter in parameter_group:
                 double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del double_copy
-        for group, fp32_partition in zip(self.groups, self.trained, strict=True):
+        for parameter_group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
-                fp32_partition.gradient = self._single_grad_partition(group)
+                fp32_partition.gradient = self._single_grad_partition(parameter_group)
             with self.graph.no_grad():
                 run_step(
                     self.graph,
-                    training.optimizer,
+                    training_config.optimizer,
                     [fp32_partition],
-                    training.implementation,
-                    training.momentum,
-                    training.state_dtype,
-                    training.torch,
+                    training_config.implementation,
+                    training_config.momentum,
+                    training_config.state_dtype,
+                    training_config.torch,
                 )
             fp32_partition.gradient = None
         self.coordinator.gather_persistent()
 
     def _single_grad_partition(self, group: list[Parameter]) -> Tensor:
         """Returns the gradients of a sub-group as one float32 tensor (`_prepare_fp32_grad_for_sub_group`)."""
-        size = sum(parameter.shard_elements for parameter in group)
+        element_count = sum(parameter.shard_elements for parameter in group)
         flat_gradients = self.grad_partitions_flat_buffer
         assert flat_gradients is not None
         if len(group) > 1:
-            flat_gradients = Storage(self.meter, size * self.accumulation_dtype.bytes)
+            flat_gradients = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
-            return Tensor((size,), FLOAT32, flat_gradients)
-        return empty(self.meter, (size,), FLOAT32)
+            return Tensor((element_count,), FLOAT32, flat_gradients)
+        return empty(self.meter, (element_count,), FLOAT32)

@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's steps 1 and 2, whose main.py makes the DeepSpeed config itself.
+"""Reads commands of DeepSpeed-Chat's training steps 1 and 2, whose main.py creates the DeepSpeed config.
 
 Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/{step1_supervised,step2_reward_model,
 step2_dpo}_finetuning/main.py, and dschat/utils/ds_utils.py, `get_train_ds_config` and `get_eval_ds_config`.
@@ -38,78 +38,83 @@ STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "r
 """Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
     known_arguments = ("--zero_stage", "--actor_zero_stage")
-    return command.program == "main.py" and any(word.partition("=")[0] in known_arguments for word in command.words)
+    return command_line.program == "main.py" and any(
+        command_word.partition("=")[0] in known_arguments for command_word in command_line.words
+    )
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        arguments = arguments_of(command.words, source.where)
-        loss = _loss_of_command(source.where, arguments)
+    with reading_of(source_file) as reader:
+        arguments = arguments_of(command_line.words, source_file.where)
+        loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":
-            raise reading.wrong(
-                f"line {command.line}",
+            raise reader.wrong(
+                f"line {command_line.line}",
                 "DeepSpeed-Chat's step 3 runs four models in one process, which is not modelled; expected step 1 or 2",
             )
-        data = plain_arguments(arguments, reading, READ)
-        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
-        if not loss and "step1" not in source.where:
-            reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _deepspeed_config(reading, data), _other_settings(reading, data)
+        data = plain_arguments(arguments, reader, READ)
+        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        reader.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reader, data, (*READ, *IGNORED), "", "no argument that is known")
+        if not loss and "step1" not in source_file.where:
+            reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
+        config, settings = _deepspeed_config(reader, data), _other_settings(reader, data)
         if loss == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
-            settings |= _pair_settings(reading, data, loss, config)
-        run = run_of_program(reading, config, source.world_size, settings)
-        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
+            settings |= _pair_settings(reader, data, loss, config)
+        launch_settings = run_of_program(reader, config, source_file.world_size, settings)
+        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target)
 
 
-def _loss_of_command(where: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1. where: the file's name."""
+def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1.
+
+    name_in_errors: the file's name.
+    """
     if "--actor_model_name_or_path" in arguments:
         return "rlhf"
     if "--num_padding_at_beginning" in arguments:
         return "reward"
-    name = where.lower()
+    name = name_in_errors.lower()
     return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
 
 
-def _pair_settings(reading: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
+def _pair_settings(reader: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
-        reading, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
+        reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
-    if reading.flag(data, "offload_reference_model"):
-        reading.frozen = None
-        reading.notes.append("--offload_reference_model: the reference model is on the host")
+    if reader.flag(data, "offload_reference_model"):
+        reader.frozen = None
+        reader.notes.append("--offload_reference_model: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
     return batch_settings
 
 
-def _deepspeed_config(reading: Reading, data: Table) -> dict[str, Any]:
+def _deepspeed_config(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
-    dtype = reading.value(data, "dtype", "fp16")
+    dtype = reader.value(config, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
-        raise reading.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
-    device = "cpu" if reading.flag(data, "offload") else "none"
-    stage = size_of(reading, "--zero_stage", reading.value(data, "zero_stage", 0), least=0)
-    if stage == 3 and reading.flag(data, "gradient_checkpointing"):
-        reading.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
+        raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
+    device = "cpu" if reader.flag(config, "offload") else "none"
+    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), least=0)
+    if stage == 3 and reader.flag(config, "gradient_checkpointing"):
+        reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif stage == 3:
-        reading.unknown["--zero_stage"] = (
+        reader.unknown["--zero_stage"] = (
             "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
         )
     return {
-        "train_micro_batch_size_per_gpu": reading.size(data, "per_device_train_batch_size", 16),
-        "gradient_accumulation_steps": reading.size(data, "gradient_accumulation_steps", 1),
+        "train_micro_batch_size_per_gpu": reader.size(config, "per_device_train_batch_size", 16),
+        "gradient_accumulation_steps": reader.size(config, "gradient_accumulation_steps", 1),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": {
@@ -124,35 +129,35 @@ def _deepspeed_config(reading: Reading, data: Table) -> dict[str, Any]:
     }
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapters(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters, which have the format of the weights (dschat/utils/module/lora.py).
 
     They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
     the embedding, the head, norms and biases.
     """
     settings: dict[str, Any] = {
-        "lora_rank": size_of(reading, "--lora_dim", data["lora_dim"]),
+        "lora_rank": size_of(reader, "--lora_dim", config["lora_dim"]),
         "lora_targets": ("all-linear",),
         "lora_library": "torchtune",  # which casts nothing either
-        "lora_dtype": str(data.get("dtype", "fp16")),
+        "lora_dtype": str(config.get("dtype", "fp16")),
     }
-    if not reading.flag(data, "only_optimize_lora"):
+    if not reader.flag(config, "only_optimize_lora"):
         settings["modules_to_save"] = ("embed_tokens", "lm_head")
-        reading.notes.append(
+        reader.notes.append(
             "without --only_optimize_lora the embedding and the head are trained, counted with a frozen copy; trained "
             "norms and biases are left out: an estimate"
         )
     return settings
 
 
-def _other_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the run's settings that are not in the DeepSpeed config."""
-    settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
-    if reading.flag(data, "gradient_checkpointing"):
+def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    """Returns the run's settings that the DeepSpeed config does not contain."""
+    settings: dict[str, Any] = {"seq": reader.size(config, "max_seq_len", 512), "optimizer": "adamw"}
+    if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"
-    if data.get("lora_dim") not in (None, 0):
-        settings |= _adapters(reading, data)
+    if config.get("lora_dim") not in (None, 0):
+        settings |= _adapters(reader, config)
     for name in ("compute_fp32_loss",):
-        if reading.flag(data, name):
-            reading.unknown[f"--{name}"] = "it is modelled without"
+        if reader.flag(config, name):
+            reader.unknown[f"--{name}"] = "it is modelled without"
     return settings

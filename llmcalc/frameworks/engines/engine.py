@@ -43,7 +43,7 @@ class Term(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A changed flag, and the KV cache that it gives. flag: the flag with its value, as users type it."""
+    """A changed flag, and the KV cache that results. flag: the flag with its value, as users type it."""
 
     flag: str
     kv_tokens: int
@@ -86,12 +86,12 @@ class EngineMemory:
     most_sequences: int = 0
 
     def bytes_of(self, name: str, device: str | None = None) -> int:
-        """Bytes of a named part of the memory, on one device or on all; 0 for a part that the engine does not have."""
+        """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
         return sum(term.bytes for term in self.terms if term.name == name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
-    """The version of an engine that is computed, and the range of versions whose rules it has.
+    """The version of an engine, and the range of versions that have the same memory rules.
 
     version: the version. record: the range of versions whose rules hold, such as `0.21`.
     note: a remark where the version is assumed or newer than the newest record; else empty.
@@ -104,7 +104,7 @@ class EngineVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """The registry record of one serving engine: all that llmcalc knows about it.
+    """The registry record of one serving engine: its name, flags, versions and functions.
 
     name: the word of `--engine`. title: its name on screens.
     flags: () → its flags. version: (version or "") → the `EngineVersion`.
@@ -149,13 +149,13 @@ class Engine:
     step_sequences: str = ""
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on an accelerator of this vendor, or on one without a stated vendor."""
+        """Whether the engine runs on accelerators of this vendor, or of an unknown vendor."""
         vendors = [vendor.upper() for vendor in self.vendors]
         return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
 
     def stack(self, version: tuple[int, ...]) -> str:
-        """Returns the name of the software stack that times passes of a version (`presets/timing/stacks.toml`)."""
-        return [name for first_version, name in self.stacks if first_version <= version][-1]
+        """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
+        return [flag_name for first_version, flag_name in self.stacks if first_version <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the command-line flags of the engine."""
@@ -163,7 +163,7 @@ class Engine:
         return flags
 
     def typed(self, field_name: str, shortest: bool = False) -> str:
-        """Returns a flag as users type it, `--max-model-len`, from the name of its value, `max_model_len`.
+        """Returns a flag as users type it, such as `--max-model-len`, from its field name, `max_model_len`.
 
         shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
@@ -174,14 +174,17 @@ class Engine:
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> EngineMemory:
-        """Computes the memory of the engine's devices. Raises `InputError` for what is not modelled."""
+        """Computes the memory of the engine's devices.
+
+        Raises `InputError` for flags and models that are not modelled.
+        """
         memory: EngineMemory = self.memory(preset, hardware, version, flags)
         return memory
 
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns changes of one flag that may give a larger KV cache, the cheapest first, each with its memory."""
+        """Returns single-flag changes that may give a larger KV cache, the cheapest first, each with its memory."""
         changes: list[Change] = []
         for typed_flag, values in self.candidates(preset, hardware, version, flags):
             try:

@@ -1,4 +1,4 @@
-"""Flags of serving engines: names, values, and the split of a command line into flags of llmcalc and of the engine."""
+"""Flags of serving engines, and the split of a command line into llmcalc's flags and the engine's flags."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The name of the flag's value, such as `max_model_len` of `--max-model-len`."""
+        """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
     def read(self, value: Any) -> Any:
@@ -86,56 +86,56 @@ class Flag(NamedTuple):
         return number
 
 
-def _read_switch(name: str, value: Any) -> bool:
+def _read_switch(flag_name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    raise InputError(f"{name} {shown(value)}: expected true or false, or no value")
+    raise InputError(f"{flag_name} {shown(value)}: expected true or false, or no value")
 
 
-def _read_number(name: str, value: Any) -> int:
+def _read_number(flag_name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
         return int(value.replace(",", "").replace("_", ""))
-    raise InputError(f"{name}: {shown(value)}; expected a whole number")
+    raise InputError(f"{flag_name}: {shown(value)}; expected a whole number")
 
 
-def _read_tokens(name: str, value: Any) -> int:
+def _read_tokens(flag_name: str, value: Any) -> int:
     """Returns a number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
-    tokens = None if match is None else exact_number(match[1], f"{name} {value}") * _SUFFIXES[match[2]]
+    tokens = None if match is None else exact_number(match[1], f"{flag_name} {value}") * _SUFFIXES[match[2]]
     if tokens is None or tokens.denominator != 1:
-        raise InputError(f"{name}: {shown(value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K")
+        raise InputError(f"{flag_name}: {shown(value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K")
     return int(tokens)
 
 
-def _read_amount(name: str, value: Any, is_share: bool) -> float:
+def _read_amount(flag_name: str, value: Any, is_share: bool) -> float:
     try:
         number = float(str(value)[:40])
     except ValueError:
         number = -1.0
     if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
         expected_value = "a share above 0, at most 1" if is_share else "GiB, 0 or more"
-        raise InputError(f"{name}: {shown(value)}; expected {expected_value}")
+        raise InputError(f"{flag_name}: {shown(value)}; expected {expected_value}")
     return number
 
 
 def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that llmcalc refuses, since it does not model them. feature: the subject of the error message."""
+    """Returns flags that are refused because llmcalc does not model them. feature: the subject of the error message."""
     reason = f"{feature}: not modelled; remove the flag"
-    values = [Flag((name,), refused=reason) for name in names]
-    return values + [Flag((name,), "switch", refused=reason) for name in switches]
+    values = [Flag((flag_name,), refused=reason) for flag_name in names]
+    return values + [Flag((flag_name,), "switch", refused=reason) for flag_name in switches]
 
 
 MOST_ITEMS = 10_000
 """Largest number of items of a list."""
 
 
-def _read_list(name: str, value: Any) -> list[Any]:
+def _read_list(flag_name: str, value: Any) -> list[Any]:
     """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
     if isinstance(value, list | tuple):
         items = list(value)
@@ -144,28 +144,28 @@ def _read_list(name: str, value: Any) -> list[Any]:
     else:
         items = re.findall(r"[^\s,\[\]]+", str(value))
     if not 0 < len(items) <= MOST_ITEMS:
-        raise InputError(f"{name}: {len(items):,} numbers; expected 1 to {MOST_ITEMS:,}")
+        raise InputError(f"{flag_name}: {len(items):,} numbers; expected 1 to {MOST_ITEMS:,}")
     return items
 
 
-def _read_table(name: str, value: Any) -> Mapping[str, Any]:
+def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
     """Returns name → value, from a mapping, JSON, `name=1,other=2`, or a whole number, the value of `level`."""
     if isinstance(value, Mapping):
         return {str(key): _read_scalar(item) for key, item in value.items()}
     text = str(value).strip()
     if text.startswith("{"):
-        table: Mapping[str, Any] = parse_json(text, name)
+        table: Mapping[str, Any] = parse_json(text, flag_name)
         return table
     if re.fullmatch(r"[0-9]{1,3}", text):
         return {"level": int(text)}
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
-        raise InputError(f"{name}: {shown(text)}; expected a JSON object")
+        raise InputError(f"{flag_name}: {shown(text)}; expected a JSON object")
     return {key: _read_scalar(item) for key, _, item in pairs}
 
 
 def _read_scalar(value: Any) -> Any:
-    """Returns the number, boolean or JSON value that a text states; any other value unchanged."""
+    """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
     if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
         return value
     try:
@@ -175,12 +175,14 @@ def _read_scalar(value: Any) -> Any:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. A long flag may be spelled with hyphens or with underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelled(name))}
+    """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
+    return {
+        spelling: flag for flag in flags for flag_name in flag.names for spelling in (flag_name, spelled(flag_name))
+    }
 
 
 def spelled(argument: str) -> str:
-    """Returns the spelling of a flag with hyphens for underscores: `--max-model-len` for `--max_model_len`."""
+    """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
@@ -190,19 +192,21 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = by_name(flags)
-    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in flags_by_name.items()}
+    fields = {flag_name.lstrip("-").replace("-", "_"): flag for flag_name, flag in flags_by_name.items()}
     field_values: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in fields:
+    for flag_name, value in values.items():
+        if flag_name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
-            suggestion = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
-            typed_flag = name if name.isupper() else f"--{name.replace('_', '-')}"
+            suggestion = suggest(
+                flag_name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings}
+            )
+            typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
         if value is not None and value is not False:
-            field_values[fields[name].field] = fields[name].read(value)
+            field_values[fields[flag_name].field] = fields[flag_name].read(value)
         elif value is False:
-            field_values[fields[name].field] = False
-    return {name: value for name, value in field_values.items() if not _is_idle_field(flags, name)}
+            field_values[fields[flag_name].field] = False
+    return {flag_name: value for flag_name, value in field_values.items() if not _is_idle_field(flags, flag_name)}
 
 
 def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
@@ -210,27 +214,27 @@ def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
 
 
 class FlagOf(NamedTuple):
-    """The flag that an argument names. keys: the keys of a table behind the flag, as in `--flag.key`."""
+    """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
-def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
-    """Returns the flag that an argument names by its spelling, by an unambiguous prefix, or with keys of a table.
+def flag_named(flags_by_name: Mapping[str, Flag], flag_name: str) -> FlagOf | None:
+    """Returns the flag that a command-line argument names: by spelling, by unambiguous prefix, or with a table's keys.
 
     flags_by_name: spelling → flag.
     """
-    flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
+    flag = flags_by_name.get(flag_name) or flags_by_name.get(spelled(flag_name))
     if flag is not None:
         return FlagOf(flag)
-    start, dot, keys = name.partition(".")
+    start, dot, keys = flag_name.partition(".")
     table = flags_by_name.get(start) or flags_by_name.get(spelled(start))
     if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
         return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
-    if name.startswith("--") and len(name) > MOST_KEYS:
+    if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
-            candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(name))
+            candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(flag_name))
         }
         if len(matching_flags) == 1:
             return FlagOf(next(iter(matching_flags.values())))
@@ -306,16 +310,16 @@ def split_arguments(
     return kept_arguments, values
 
 
-def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
-    """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
-    flag = flags_by_name.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
+def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
+    """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
+    flag = flags_by_name.get("--" + spelled(flag_name)[5:]) if spelled(flag_name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
         return flag
-    return next((flag for flag in flags if name in flag.off), None)
+    return next((flag for flag in flags if flag_name in flag.off), None)
 
 
-def _take_value(name: str, flag: Flag, queue: deque[str]) -> Any:
-    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
+def _take_value(flag_name: str, flag: Flag, queue: deque[str]) -> Any:
+    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` if it is missing."""
     next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
         return queue.popleft() if next_argument in ("true", "false") else True
@@ -324,7 +328,7 @@ def _take_value(name: str, flag: Flag, queue: deque[str]) -> Any:
     if flag.bare and next_argument not in flag.words:
         return flag.bare
     if not queue:
-        raise InputError(f"{name}: the value is missing")
+        raise InputError(f"{flag_name}: the value is missing")
     return queue.popleft()
 
 
@@ -337,7 +341,7 @@ def _take_values(queue: deque[str]) -> list[str]:
 
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Sets the value of a nested key in a table, and creates the tables on its path."""
+    """Sets the value of a nested key in a table, and creates the tables on the way to it."""
     *outer_table, last_key = keys
     for key in outer_table:
         if not isinstance(values.get(key), dict):

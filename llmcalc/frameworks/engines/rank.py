@@ -1,4 +1,4 @@
-"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and matrix widths."""
+"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and layer widths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TokenCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """The recurrent states of layers of one type. layers: their number. bytes: bytes per sequence and layer."""
+    """The recurrent states of layers of one type. layers: number of layers. bytes: bytes per sequence and layer."""
 
     kind: str
     layers: int
@@ -73,7 +73,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EngineRank:
-    """The model on one rank. layout, rank: the rank's place. quantize: the weights' scheme, None for the checkpoint's.
+    """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
@@ -118,13 +118,13 @@ class EngineRank:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights, and of the image and audio encoders where they are loaded."""
+        """Bytes of the rank's weights, with the image and audio encoders that it loads."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
         return self._weights(self.model, self.scheme)
 
     def _bytes_with_divided_blocks(self) -> int:
-        """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
+        """Bytes of weights with MXFP4 experts, which ranks divide evenly, even inside a quantization block."""
         full_model = self.preset.model
         quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
@@ -144,12 +144,16 @@ class EngineRank:
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        use = self._memory_use(self.model, self.scheme)
-        if use.quantized is not None:
+        memory_use = self._memory_use(self.model, self.scheme)
+        if memory_use.quantized is not None:
             return {
-                component: int(stored_bytes.total) for component, stored_bytes in use.quantized.by_component.items()
+                component: int(stored_bytes.total)
+                for component, stored_bytes in memory_use.quantized.by_component.items()
             }
-        return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
+        return {
+            component: int(bytes_of(size, memory_use.dtype))
+            for component, size in memory_use.count.by_component.items()
+        }
 
     @cached_property
     def _cache_groups(self) -> list[CacheGroup]:
@@ -157,11 +161,16 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
+        """The KV caches of the rank's layers, which grow with the tokens; drafting modules use full attention."""
         caches = [
-            TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
-            for group in self._cache_groups
-            if group.width is not None and group.tokens
+            TokenCache(
+                cache_group.kind,
+                cache_group.layers,
+                None if cache_group.tokens == LONG else cache_group.tokens,
+                cache_group.width,
+            )
+            for cache_group in self._cache_groups
+            if cache_group.width is not None and cache_group.tokens
         ]
         full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
         if self.drafting_layers and full_attention_indices:
@@ -203,13 +212,13 @@ class EngineRank:
     def state_caches(self) -> list[StateCache]:
         """The recurrent states of the rank's layers."""
         return [
-            StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
-            for group in self._cache_groups
-            if group.width is None
+            StateCache(cache_group.kind, cache_group.layers, -(-cache_group.bytes // cache_group.layers))
+            for cache_group in self._cache_groups
+            if cache_group.width is None
         ]
 
     def check_caches(self, engine: str) -> None:
-        """Raises `InputError` for caches whose pools no engine's record has: a state for several tokens each."""
+        """Raises `InputError` for a cache type that no engine's memory rules cover."""
         if any(state.kind == COMPRESSED for state in self.state_caches):
             raise InputError(
                 f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "
@@ -234,7 +243,7 @@ class EngineRank:
 
     @cached_property
     def rope_elements(self) -> int:
-        """The elements of RoPE's tables of cosines and sines, with a table for each base and dimension in the model."""
+        """The elements of RoPE's tables of cosines and sines, one table per base and rotary dimension."""
         positions = longest_sequence(self.preset.model) or 0
         return sum(dim * positions for _, dim in {*_rotary_tables(self.preset.model)})
 
@@ -263,13 +272,13 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(number) for number in heads if number]
 
 
-def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
-    yield record
+    yield engine_record
     if depth > 8:
         return
-    for name in type(record).model_fields:
-        value = getattr(record, name)
+    for flag_name in type(engine_record).model_fields:
+        value = getattr(engine_record, flag_name)
         for item in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
@@ -278,7 +287,7 @@ def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
 
 
 def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
-    """Yields the base and the number of rotated dimensions of each rotary embedding."""
+    """Yields the base and the number of rotated dimensions of every rotary embedding."""
     for mixer, _ in mixers(spec):
         if isinstance(mixer, MLA):
             yield 0.0, int(mixer.qk_rope_head_dim)

@@ -1,4 +1,4 @@
-"""A receipt: sizes that an engine measured and printed in its log, which replace llmcalc's estimates."""
+"""A receipt: memory sizes that an engine measured and logged at its start, which replace llmcalc's estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELD = "receipt"
 
 @dataclass(frozen=True)
 class Receipt:
-    """The memory sizes measured in a log. file: the log. terms: name of a part of the memory → its bytes.
+    """The memory sizes measured in a log. file: the log. terms: name of a part of the memory → bytes.
 
     settings: name of a flag → its value in the run of the log.
     """
@@ -22,5 +22,5 @@ class Receipt:
     settings: Mapping[str, Any]
 
     def differing(self, fields: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
-        """Returns the names in `fields` whose values in the log differ from `settings`."""
-        return [name for name in fields if self.settings.get(name) != settings.get(name)]
+        """Returns the names among `fields` whose values in the log and in `settings` differ."""
+        return [flag_name for flag_name in fields if self.settings.get(flag_name) != settings.get(flag_name)]

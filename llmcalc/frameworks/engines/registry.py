@@ -34,8 +34,8 @@ def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
     name, equals_signs, version = text.partition("==")
     if not equals_signs and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
         raise InputError(f"--engine {text}: one sign of two; expected such as {name.replace('=', '==')}")
-    record = engine(name.strip().lower())
+    engine_record = engine(name.strip().lower())
     if equals_signs and not version.strip():
         raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
-    engine_version: EngineVersion = record.version(version.strip())
-    return record, engine_version
+    engine_version: EngineVersion = engine_record.version(version.strip())
+    return engine_record, engine_version

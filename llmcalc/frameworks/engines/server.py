@@ -52,7 +52,7 @@ class EngineServer:
 
     @property
     def numbers(self) -> Numbers:
-        """The engine's version as numbers, such as (0, 9, 2)."""
+        """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
         return numbers_of(self.version.version)
 
     @property
@@ -116,7 +116,7 @@ class EngineServer:
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request. Raises `InputError` where neither the flag nor the model states it."""
+        """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO[0])
         length = longest_sequence(self.preset.model) if flag_value in AUTO else flag_value
         if not length:
@@ -125,52 +125,56 @@ class EngineServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         raise NotImplementedError
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """Each flag that the user did not type → its default."""
-        record = engine(self.name)
-        return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
+        """Flag name → the default, for each flag that the user did not type."""
+        engine_record = engine(self.name)
+        return {
+            engine_record.typed(flag_name): value
+            for flag_name, value in self.defaults.items()
+            if flag_name not in self.flags
+        }
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, with the parallel sizes and without the receipt."""
+        """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {name: value for name, value in values.items() if name != FIELD}
+        return {flag_name: value for flag_name, value in values.items() if flag_name != FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
-        """The receipt's sizes in bytes that were measured under this server's flags, by name."""
+        """The logged sizes in bytes that were measured under this server's flags, by name."""
         receipt: Receipt | None = self.flags.get(FIELD)
         if receipt is None:
             return {}
         return {
-            name: size
-            for name, size in receipt.terms.items()
-            if name in self.decided_by
-            and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
+            flag_name: size
+            for flag_name, size in receipt.terms.items()
+            if flag_name in self.decided_by
+            and not receipt.differing((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
         }
 
     def measured_or_computed(self, name: str, computed: int) -> int:
-        """Returns the measured bytes of a part of the memory where the receipt has them, otherwise `computed`."""
+        """Returns the logged bytes of a part of the memory; `computed` if the log does not state them."""
         return self.receipt_terms.get(name, computed)
 
-    def with_receipt(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """Returns the parts of the memory, with the receipt's measured sizes in place of computed sizes."""
+    def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
-            return terms
+            return memory_terms
         file = self.flags[FIELD].file
         return tuple(
             term._replace(status="measured", source=file, origin=_measured_origin(term, file))
             if term.name in self.receipt_terms
             else term
-            for term in terms
+            for term in memory_terms
         )
 
 
 def _measured_origin(term: Term, file: str) -> str:
-    """Returns the origin of a measured size in words: the log file, and whether it is outside of the memory budget."""
+    """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
     prefix = "outside the budget, " if term.origin.startswith("outside") else ""
     return f"{prefix}measured in {file}"

@@ -1,4 +1,4 @@
-"""Versions of engines as numbers, and the range of versions whose memory rules a version has."""
+"""Versions of engines as numbers, and the memory rules of ranges of versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Numbers = tuple[int, ...]
 
 
 def numbers_of(version: str) -> Numbers:
-    """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for any other text."""
+    """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
     match = re.fullmatch(
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
     )
@@ -29,7 +29,7 @@ def numbers_of(version: str) -> Numbers:
 
 
 class VersionRange(Record):
-    """A range of versions, from the version `from` on, up to `to` where that is stated."""
+    """A range of versions: from the version `from` on, up to `to` if that is stated."""
 
     start: str = Field(alias="from")
     to: str | None = None
@@ -46,7 +46,10 @@ class VersionRange(Record):
 
 
 class MeasuredOverhead(Record):
-    """A memory overhead measured in logs. mib: its size in MiB. logs: their number. accelerators: those of the logs."""
+    """A memory overhead measured in logs.
+
+    mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
+    """
 
     mib: int
     logs: int
@@ -54,7 +57,7 @@ class MeasuredOverhead(Record):
 
     @property
     def source(self) -> str:
-        """The number of logs and the accelerators that the overhead was measured on, in words."""
+        """The source of the overhead in words: the number of logs, and the accelerators."""
         if not self.logs:
             return "an assumption"
         where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
@@ -62,7 +65,7 @@ class MeasuredOverhead(Record):
 
 
 class Context(MeasuredOverhead):
-    """Device memory in use before an engine measures: the CUDA context, and NCCL's buffers for several ranks.
+    """Device memory in use before an engine measures free memory: the CUDA context, and NCCL's buffers.
 
     devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
     """
@@ -72,25 +75,25 @@ class Context(MeasuredOverhead):
 
 
 def has_link(hardware: Hardware, link: str) -> bool:
-    """Whether the accelerator has a link whose name begins with `link`; true for an empty name."""
+    """Whether the accelerator's link has a name that begins with `link`; true for an empty name."""
     return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
 
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
-    """Returns the measured context of an accelerator with `devices` ranks, on its own link if that was measured."""
+    """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
     matching_rows = [context for context in rows if context.devices <= devices and has_link(hardware, context.link)]
     return max(matching_rows, key=lambda context: (context.devices, context.link))
 
 
 class RuleRange(VersionRange):
-    """The rules of a range of versions, with the source file and the function that they were read in."""
+    """The memory rules of a range of versions, with the engine's source file and function that state them."""
 
     source: str
     function: str
 
     @property
     def place(self) -> str:
-        """The engine's source file and function that state the rules."""
+        """The engine's source file and function that state the memory rules."""
         return f"{self.source}, {self.function}"
 
 
@@ -128,21 +131,21 @@ class EngineRecord(Record, Generic[RuleType]):
         return ranges_at(self.versions, version)[-1]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the version that a user wrote, or the newest, with its range of versions."""
+        """Returns the version that the user typed, or the newest, with the range of versions that has its rules."""
         return engine_version(self.title, version_text, (rules.start for rules in self.versions), self.newest)
 
 
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-def read_engine_record(record: type[RecordType], name: str) -> RecordType:
+def read_engine_record(engine_record: type[RecordType], name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
     path = presets_dir() / "engines" / f"{name}.toml"
-    return validate(record, parse_toml(read_text(path), path.name), path.name)
+    return validate(engine_record, parse_toml(read_text(path), path.name), path.name)
 
 
 def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:
-    """Returns an engine's version with its range of versions.
+    """Returns an engine's version, together with the range of versions that has its rules.
 
     version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
     newest: the newest version that was read.

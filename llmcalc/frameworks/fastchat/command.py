@@ -74,56 +74,58 @@ LENGTHS = {"finetune": 8192}
 """Default lengths that are not 512."""
 
 
-def _script_name(command: CommandLine) -> str:
-    return command.program.removesuffix(".py").rpartition(".")[2]
+def _script_name(command_line: CommandLine) -> str:
+    return command_line.program.removesuffix(".py").rpartition(".")[2]
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a script of FastChat or Qwen with its arguments."""
     known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
-    return _script_name(command) in SCRIPTS and any(word.partition("=")[0] in known_arguments for word in command.words)
+    return _script_name(command_line) in SCRIPTS and any(
+        command_word.partition("=")[0] in known_arguments for command_word in command_line.words
+    )
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    name = _script_name(command)
-    with reading_of(source) as reading:
-        arguments = arguments_of(command.words, source.where)
-        data = plain_arguments(arguments, reading, READ | (keys_read() - {"model_name_or_path"}))
-        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_arguments(reading, data, name, target), target)
+    name = _script_name(command_line)
+    with reading_of(source_file) as reader:
+        arguments = arguments_of(command_line.words, source_file.where)
+        config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
+        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        return launch_as_trainer(reader, LAUNCH_FILE, _trainer_arguments(reader, config, name, target), target)
 
 
-def _trainer_arguments(reading: Reading, data: dict[str, Any], name: str, target: str) -> dict[str, Any]:
+def _trainer_arguments(reader: Reading, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:
     script = SCRIPTS[name]
-    reading.ignored += [key for key in data if key in IGNORED]
-    table = {key: value for key, value in data.items() if key not in IGNORED and key not in READ}
+    reader.ignored += [key for key in config if key in IGNORED]
+    table = {key: value for key, value in config.items() if key not in IGNORED and key not in READ}
     table.pop("model_name_or_path", None)
-    table["max_length"] = reading.size(data, "model_max_length", LENGTHS.get(name, 512))
+    table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(name, 512))
     if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
-        table["deepspeed"] = reading.fetched("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
-    table["optim"] = reading.value(data, "optim", "adamw_torch")
+        table["deepspeed"] = reader.fetched("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
+    table["optim"] = reader.value(config, "optim", "adamw_torch")
     if script.flash:
         table["attn_implementation"] = "flash_attention_2"
     if script.weights:
         table["torch_dtype"] = script.weights
-        reading.filled_in["torch_dtype"] = script.weights
-    quantized = reading.flag(data, "q_lora")
-    if script.always_adapters or reading.flag(data, "use_lora"):
+        reader.filled_in["torch_dtype"] = script.weights
+    quantized = reader.flag(config, "q_lora")
+    if script.always_adapters or reader.flag(config, "use_lora"):
         table |= {
             "use_peft": True,
-            "lora_r": reading.size(data, "lora_r", script.rank),
-            "lora_target_modules": reading.value(data, "lora_target_modules", list(script.targets)),
-            "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+            "lora_r": reader.size(config, "lora_r", script.rank),
+            "lora_target_modules": reader.value(config, "lora_target_modules", list(script.targets)),
+            "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
         if name == "finetune" and not quantized and "chat" not in target.lower():
             table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
-            reading.notes.append("a base model: the embedding and the head are trained beside the adapters")
+            reader.notes.append("a base model: the embedding and the head are trained beside the adapters")
         if quantized:
             table["load_in_4bit"] = True
-            table["torch_dtype"] = "float16" if data.get("fp16") is True else "bfloat16"
+            table["torch_dtype"] = "float16" if config.get("fp16") is True else "bfloat16"
             if name == "finetune":
-                reading.notes.append("--q_lora: weights in GPTQ's 4 bits are counted as NF4, which differs in scales")
+                reader.notes.append("--q_lora: weights in GPTQ's 4 bits are counted as NF4, which differs in scales")
     return table

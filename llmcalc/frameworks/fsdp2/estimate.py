@@ -14,10 +14,14 @@ from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientByte
 from .training import torchtitan_training
 
 
-def estimate(memory: Memory) -> PeakEstimate:
+def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the memory estimate of FSDP2 ranks. Shards are the master weights, and gradients have their width."""
-    memory_use, parameter_count, training = memory.states, memory.states.count.total, memory.training()
-    per_parameter = bytes_per_parameter(memory)
+    memory_use, parameter_count, training_config = (
+        memory_estimate.states,
+        memory_estimate.states.count.total,
+        memory_estimate.training(),
+    )
+    per_parameter = bytes_per_parameter(memory_estimate)
     if memory_use.has_master:
         master_weight_bytes, states = (
             memory_use.master_weights / parameter_count,
@@ -28,14 +32,14 @@ def estimate(memory: Memory) -> PeakEstimate:
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + states) / parameter_count - master_weight_bytes,
         )
-    compute_training, calls = torchtitan_training(memory.spec, training)
-    shards = FLOAT32.name if training.master else training.dtype
-    step = measure_optimizer_step(replace(training, dtype=shards, master=False))
-    widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes
+    compute_training, calls = torchtitan_training(memory_estimate.spec, training_config)
+    shards = FLOAT32.name if training_config.master else training_config.dtype
+    step_bytes = measure_optimizer_step(replace(training_config, dtype=shards, master=False))
+    widths = DTYPES[training_config.dtype].bytes, DTYPES[shards].bytes
     transient = partial(
-        transient_bytes, step, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
+        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
     )
-    return estimate_with_torch_kernels(memory, per_parameter, compute_training, transient, pads=True)
+    return estimate_with_torch_kernels(memory_estimate, per_parameter, compute_training, transient, pads=True)
 
 
 def transient_bytes(

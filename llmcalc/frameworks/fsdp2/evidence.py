@@ -1,4 +1,4 @@
-"""The verification status of FSDP2 runs: comparisons with FSDPMemTracker and torch's pipeline of wrapped stages."""
+"""The evidence for FSDP2 runs: comparisons with FSDPMemTracker and with torch's pipeline of wrapped stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ LLAMA = (
 def _evidence_by_test(
     measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
 ) -> FrameworkEvidence:
-    """Returns evidence for runs that a test compares with a measurement. source: torch's code, for other runs."""
+    """Returns evidence for runs that a test compares with a measurement.
+
+    source: torch's code, the evidence for other runs.
+    """
     witness = Witness("exact", measurement, test)
     return FrameworkEvidence(
         name="fsdp2",
@@ -111,7 +114,7 @@ DIVIDED = _evidence_by_test(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements that support results for a layout."""
+    """Returns the tests and measurements behind the results for a layout."""
     if layout.pp > 1:
         return PIPED
     return DIVIDED if layout.tp > 1 else SHARDED

@@ -16,21 +16,21 @@ PATTERNS = (
 )
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns torchtitan's memory measurements from a log; None for a log without any."""
-    facts = Facts(log, PATTERNS)
-    terms = facts.largest("after_model", "peak_reserved")
-    if not terms:
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns torchtitan's memory measurements from a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS)
+    memory_terms = log_values.largest("after_model", "peak_reserved")
+    if not memory_terms:
         return None
-    if "params" in facts:
-        params = facts.counts("params")[-1]
-        terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+    if "params" in log_values:
+        params = log_values.counts("params")[-1]
+        memory_terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
     return LogReading(
         "torchtitan",
         "torchtitan",
-        tuple(terms),
-        model=facts.text("model"),
-        device=facts.text("gpu"),
-        total=facts.last_size("total"),
+        tuple(memory_terms),
+        model=log_values.text("model"),
+        device=log_values.text("gpu"),
+        total=log_values.last_size("total"),
         oom_flag="--training.local_batch_size",
     )

@@ -69,12 +69,15 @@ class FsdpProfile(RingAttention):
     layer_paths: Collection[str] = ()
     splits: bool = False
 
-    def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""
-        self.traffic: Traffic = traffic
+    def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+        """Shards all parameters that are created from now on.
+
+        splits: whether embedding and head are separate groups.
+        """
+        self.traffic: Traffic = communication
         self.layer_paths: Collection[str] = layer_paths
         self.splits = splits
-        self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
+        self.groups: dict[Layer, Group] = {MODEL: Group(communication, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
@@ -83,8 +86,10 @@ class FsdpProfile(RingAttention):
         """Creates the parameters' shards, and finds the modules of the head."""
         super().prepare(program)
         layer_norms = layer_norm_names(program)
-        for group in self.groups.values():
-            group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
+        for parameter_group in self.groups.values():
+            parameter_group.parameters.sort(
+                key=module_order_key([parameter.path for parameter in parameter_group.parameters], layer_norms)
+            )
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
         self.in_head: list[str] = [
@@ -192,21 +197,23 @@ class FsdpProfile(RingAttention):
     def current_layer(self) -> Layer:
         """The layer that runs; `MODEL` outside of layers."""
         names: list[str] = []
-        for frame in self.frames[1:]:
-            names += [frame.scope.name] if frame.scope.name else []
-            if frame.layer_index is not None and ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), frame.layer_index)
+        for module_call in self.frames[1:]:
+            names += [module_call.scope.name] if module_call.scope.name else []
+            if module_call.layer_index is not None and ".".join(names) in self.layer_paths:
+                return Layer(".".join(names), module_call.layer_index)
         return MODEL
 
-    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+    ) -> Tensor:
         """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
-        choices = self.choices
-        if choices.compiled and self.current_layer == MODEL:
-            self.choices = replace(choices, compiled=False)
+        kernel_choices = self.choices
+        if kernel_choices.compiled and self.current_layer == MODEL:
+            self.choices = replace(kernel_choices, compiled=False)
         try:
-            return super().norm(x, spec, name, shape, groups, module)
+            return super().norm(x, spec, name, shape, groups, module_path)
         finally:
-            self.choices = choices
+            self.choices = kernel_choices
 
     def run(self, program: Flow) -> Tensor:
         """Runs the program between the root group's all-gather and its release."""
@@ -219,57 +226,57 @@ class FsdpProfile(RingAttention):
             if gathered_entry is not None:
                 self.inputs[ENTRY] = gathered_entry
             del stage_input, gathered_entry
-        out = super().run(program)
+        output = super().run(program)
         if group is not None:
-            group.post_forward([out, *self.further], is_last_group=True)
+            group.post_forward([output, *self.further], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
-        return out
+        return output
 
-    def step(self, step: Step) -> None:
-        """Runs a step of the program; the embedding may be a separate group."""
-        is_embedding = len(self.frames) <= 1 and step.name == EMBEDDING.path and bool(step.outs)
+    def step(self, operation: Step) -> None:
+        """Runs an operation of the program; the embedding may be a separate group."""
+        is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
-            super().step(step)
+            super().step(operation)
             return
         group = self.groups[EMBEDDING]
         group.pre_forward(None)
-        super().step(step)
-        group.post_forward([self.get(step.outs[0])])
+        super().step(operation)
+        group.post_forward([self.get(operation.outs[0])])
 
-    def module(self, frame: Frame) -> None:
-        """Runs a module of the program; the head may be a separate group."""
-        scope = frame.scope
-        if self.traffic is None or not self.splits or len(self.frames) != 1 or scope.name not in IN_HEAD:
-            super().module(frame)
+    def module(self, module_call: Frame) -> None:
+        """Runs a module of the program; the output head may be a separate group."""
+        module_scope = module_call.scope
+        if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
+            super().module(module_call)
             return
-        assert scope.reads is not None
-        assert scope.gives is not None
+        assert module_scope.reads is not None
+        assert module_scope.gives is not None
         group = self.groups[HEAD]
-        if scope.name == self.in_head[0]:
-            cast_input = group.pre_forward(self.get(scope.reads))
+        if module_scope.name == self.in_head[0]:
+            cast_input = group.pre_forward(self.get(module_scope.reads))
             assert cast_input is not None
-            self.values[id(scope.reads)] = cast_input
-        super().module(frame)
-        if scope.name == self.in_head[-1]:
-            group.post_forward([self.get(scope.gives)])
+            self.values[id(module_scope.reads)] = cast_input
+        super().module(module_call)
+        if module_scope.name == self.in_head[-1]:
+            group.post_forward([self.get(module_scope.gives)])
 
-    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs a layer between its group's all-gather and its release."""
-        layer_index = -1 if frame.layer_index is None else frame.layer_index
-        path = ".".join(filter(None, (self.path, frame.scope.name)))
+        layer_index = -1 if module_call.layer_index is None else module_call.layer_index
+        path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
-            return super().layer(frame, x)
-        group, meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
+            return super().layer(module_call, x)
+        group, memory_meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
         if group is None:
-            raise self.unsupported(SHARED_LAYERS, frame.scope.name)
-        outer_place, meter.place = meter.place, Place(meter.place.phase, layer_index, path)
+            raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
+        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, path)
         cast_input = group.pre_forward(x)
         assert cast_input is not None
-        out = super().layer(frame, cast_input)
-        frame.local_tensors.clear()  # the variables of its forward pass
-        group.post_forward([out])
-        meter.place = outer_place
-        return out
+        output = super().layer(module_call, cast_input)
+        module_call.local_tensors.clear()  # the variables of its forward pass
+        group.post_forward([output])
+        memory_meter.place = outer_place
+        return output
 
 
 def torchtitan_name(name: str) -> str:
@@ -280,8 +287,8 @@ def torchtitan_name(name: str) -> str:
 
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
-    layers = (scope for scope in program.root.scopes() if scope.takes is not None)
-    submodules = (item for scope in layers for item in scope.items if isinstance(item, Scope))
+    layers = (module_scope for module_scope in program.root.scopes() if module_scope.takes is not None)
+    submodules = (item for module_scope in layers for item in module_scope.items if isinstance(item, Scope))
     return frozenset(item.name for item in submodules if item.about.get("kind") == "norm")
 
 

@@ -17,18 +17,18 @@ from ...parallel.placements import FLOAT32
 from ...parallel.weight_shards import shard_rows
 
 
-def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
+def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages of a replica group: layer by layer, then for weights outside of layers.
 
     All shards are padded to the longest.
     """
-    layout, ranks = group.layout, group.ranks
+    layout, ranks = replicated_weights.layout, replicated_weights.ranks
     if not layout.zero:
-        yield ranks.message("all_reduce", group.elements * FLOAT32, 1)
+        yield ranks.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
         return
     outside_parameters: Number = 0
     sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
-    for weight in group.weights:
+    for weight in replicated_weights.weights:
         rows, *other_sizes = weight.tensor.shape
         size = shard_rows(rows, ranks.shards, 0) * ranks.shards
         for axis_size in other_sizes:
@@ -40,13 +40,13 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
         layers = tuple(indices or ())
         previous_elements, _ = sizes.get((name, *layers), (0, 0))
         sizes[name, *layers] = previous_elements + size * (weight.count // len(layers)), len(layers)
-    passes = group.chunk.batches if layout.pp == 1 else 1
+    passes = replicated_weights.chunk.batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for size, count, repetitions in [
         *((size, count, gathers_per_step) for size, count in sizes.values()),
         (outside_parameters, 1, 1),
     ]:
-        yield ranks.message("all_gather", size * group.width, count * repetitions * passes)
+        yield ranks.message("all_gather", size * replicated_weights.width, count * repetitions * passes)
         yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
         yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)
 

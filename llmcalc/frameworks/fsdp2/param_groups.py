@@ -72,8 +72,8 @@ class GatheredStorage(Storage):
 
     __slots__ = ()
 
-    def __init__(self, meter: Meter, size: int) -> None:
-        self.meter: Meter = meter
+    def __init__(self, memory_meter: Meter, size: int) -> None:
+        self.meter: Meter = memory_meter
         self.bytes: int = size
         self.block: Any = None
 
@@ -116,7 +116,7 @@ class Parameter:
 
     def __init__(
         self,
-        meter: Meter,
+        memory_meter: Meter,
         path: Path,
         template: Tensor,
         sharding: Sharding,
@@ -134,16 +134,16 @@ class Parameter:
         gathered_dtype = sharding.gathered_dtype
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
             dtype = gathered_dtype = UINT8
-        with counted_as(meter, "weights"):
-            shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
+        with counted_as(memory_meter, "weights"):
+            shard_storage = Storage(memory_meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
         self.shard: Tensor = Tensor((shard_rows, *row_shape), dtype, shard_storage, leaf=template.leaf)
-        storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
+        storage = GatheredStorage(memory_meter, self.shard_elements * sharding.shards * width)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
     @property
     def is_cast(self) -> bool:
-        """Whether the parameter is gathered in another number format than that of its shards."""
+        """Whether the parameter is gathered in another number format than its shards have."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
@@ -161,8 +161,8 @@ class Traffic:
     watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
-    def __init__(self, graph: Graph, sharding: Sharding, streams: int = 0) -> None:
-        self.graph: Graph = graph
+    def __init__(self, autograd_graph: Graph, sharding: Sharding, streams: int = 0) -> None:
+        self.graph: Graph = autograd_graph
         self.sharding: Sharding = sharding
         self.streams: int = streams
         self.last_gathered: Storage | None = None
@@ -178,30 +178,30 @@ class Traffic:
 
     @contextmanager
     def communication_stream(self, stream: int) -> Iterator[None]:
-        """Returns a context in which new storages are communication buffers, allocated on a stream."""
+        """Returns a context in which new storages are communication buffers on a CUDA stream."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
-    def call_watched(self, group: Group, moment: Moment) -> Iterator[None]:
+    def call_watched(self, parameter_group: Group, moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
-            self.watch(group, moment, False)
+            self.watch(parameter_group, moment, False)
         yield
         if self.watch is not None:
-            self.watch(group, moment, True)
+            self.watch(parameter_group, moment, True)
 
     def finish(self, groups: Sequence[Group]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
 
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
-        for group in groups:
-            if group.state != "post-backward":
-                group.post_backward()
-            group.state = None
+        for parameter_group in groups:
+            if parameter_group.state != "post-backward":
+                parameter_group.post_backward()
+            parameter_group.state = None
             if self.is_last_backward:
-                group.finalize_backward()
+                parameter_group.finalize_backward()
         if self.is_last_backward:
             self.forward_order.clear()
             self.reduce_inputs.clear()
@@ -221,8 +221,8 @@ class Group:
     all_reduce_input: the input buffer of its last all-reduce over replicas.
     """
 
-    def __init__(self, traffic: Traffic, name: str, reshards: bool) -> None:
-        self.traffic: Traffic = traffic
+    def __init__(self, communication: Traffic, name: str, reshards: bool) -> None:
+        self.traffic: Traffic = communication
         self.name: str = name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
@@ -281,20 +281,20 @@ class Group:
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: casts together, or copies from the host one by one."""
-        meter, sharding = self.traffic.meter, self.traffic.sharding
+        memory_meter, sharding = self.traffic.meter, self.traffic.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
         cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
         cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast_parameters)
-        return [Storage(meter, cast_bytes)] if cast_bytes else []
+        return [Storage(memory_meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
         """Allocates a copy of a shard on the device, and its cast beside it (`FSDPParam.all_gather_inputs`)."""
-        meter = self.traffic.meter
-        sharded_param_data = Storage(meter, parameter.shard_elements * parameter.shard.dtype.bytes)
+        memory_meter = self.traffic.meter
+        sharded_param_data = Storage(memory_meter, parameter.shard_elements * parameter.shard.dtype.bytes)
         if not parameter.is_cast:
             return sharded_param_data
-        return Storage(meter, parameter.shard_elements * parameter.width)
+        return Storage(memory_meter, parameter.shard_elements * parameter.width)
 
     def wait_for_unshard(self, forward: bool) -> None:
         """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
@@ -351,14 +351,14 @@ class Group:
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
-        """Passes a gradient on unchanged."""
+        """Returns a gradient unchanged."""
         self.post_backward()
         return [gradient]
 
-    def post_forward(self, outs: Sequence[Tensor], is_last_group: bool = False) -> None:
+    def post_forward(self, outputs: Sequence[Tensor], is_last_group: bool = False) -> None:
         """Runs after the group's modules: frees the unsharded parameters.
 
-        outs: the outputs of the modules, whose gradients start the group's backward pass.
+        outputs: the outputs of the modules, whose gradients start the group's backward pass.
         is_last_group: whether the forward pass ends here, and with it the last all-gather.
         """
         with self.traffic.call_watched(self, "post-forward"):
@@ -367,9 +367,9 @@ class Group:
             self.forward_positions.append(len(self.traffic.forward_order))
             self.traffic.forward_order.append(self)
             self.state = None
-            for out in outs:
-                if out.node is not None:
-                    out.node.hooks.append(self.pre_backward)
+            for output in outputs:
+                if output.node is not None:
+                    output.node.hooks.append(self.pre_backward)
             if is_last_group:
                 self.traffic.last_gathered = None
 
@@ -451,7 +451,7 @@ class Group:
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
     ) -> tuple[Storage, Storage | None]:
-        """Runs `foreach_reduce`. Returns the buffers that stay until the reduction ends.
+        """Runs `foreach_reduce`. Returns the buffers that stay allocated until the reduction ends.
 
         Its loop over the gradients keeps a reference to the last one.
         """

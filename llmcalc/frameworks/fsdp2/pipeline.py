@@ -50,24 +50,24 @@ class ShardedChunk(Chunk):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         layout: Layout,
         rank: int,
         stage: Stage,
-        meter: Meter | Recorder,
+        memory_meter: Meter | Recorder,
         sharded: Sharding,
-        fsdp: Fsdp,
+        fsdp_settings: Fsdp,
         streams: int,
     ) -> None:
-        super().__init__(spec, training, layout, rank, stage, meter)
+        super().__init__(spec, training_config, layout, rank, stage, memory_meter)
         self.lowering.ring = ring_of(layout, rank)
-        self.fsdp: Fsdp = fsdp
+        self.fsdp: Fsdp = fsdp_settings
         self.reshard: bool = layout.reshard
         self.traffic: Traffic = Traffic(self.graph, sharded, streams)
-        self.stacks: list[str] = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (reason := head_sharing_reason(spec, training)):
+        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
+        if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
+        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
         self.gathers: bool = False
         self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
@@ -75,7 +75,9 @@ class ShardedChunk(Chunk):
 
     def gathered(self) -> list[Parameter]:
         """Returns the parameters of all groups."""
-        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
+        return [
+            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
+        ]
 
     def set_up(self) -> None:
         """Creates the parameters' shards."""
@@ -100,7 +102,7 @@ class ShardedChunk(Chunk):
             self.lowering.inputs.pop(ENTRY, None)
 
     def clear_runtime_states(self) -> None:
-        """Frees outputs and gradients of the previous schedule."""
+        """Frees outputs and gradients of the previous pass through the schedule."""
         self.output_chunks.clear()
         for buffer in self.received:
             buffer.grad = None
@@ -136,35 +138,35 @@ class ShardedChunk(Chunk):
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """Yields the groups in order, and sets the meter's place to each."""
-        for layer, group in self.lowering.groups.items():
+        """Yields the parameter groups in order; each is the module to which the meter assigns new storages."""
+        for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
-            yield group
+            yield parameter_group
         self.meter.place = Place(phase)
 
     def unshard(self) -> None:
         """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
-        for group in self.groups("forward"):
-            group.unshard(forward=False, stream=None)
+        for parameter_group in self.groups("forward"):
+            parameter_group.unshard(forward=False, stream=None)
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
         """Copies gathered shards into unsharded parameters (`_assert_unsharded`)."""
         if self.gathers:
-            for group in self.groups("forward"):
-                group.wait_for_unshard(forward=False)
+            for parameter_group in self.groups("forward"):
+                parameter_group.wait_for_unshard(forward=False)
         self.gathers = False
 
     def reshard_all(self) -> None:
         """Frees all unsharded parameters (`RESHARD`)."""
-        for group in self.groups("backward"):
-            group.reshard()
+        for parameter_group in self.groups("backward"):
+            parameter_group.reshard()
 
     def perform_reduce_grad(self) -> None:
         """Reduces the accumulated gradients over ranks, and frees unsharded parameters."""
         self.keep_unsharded(False)
-        for group in self.groups("backward"):
-            group.post_backward()
+        for parameter_group in self.groups("backward"):
+            parameter_group.post_backward()
         if self.schedule_settings.finishes:
             self.traffic.finish(list(self.lowering.groups.values()))
         self.keep_unsharded(True)
@@ -243,27 +245,29 @@ class ShardedRank(RankRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         layout: Layout,
         rank: int,
-        meter: Meter | Recorder,
+        memory_meter: Meter | Recorder,
         workspace: int = 0,
-        fsdp: Fsdp = TITAN,
+        fsdp_settings: Fsdp = TITAN,
         schedule_settings: ScheduleSettings = NEWEST,
     ) -> None:
-        self.sharding: Sharding = sharding(training, layout, rank, fsdp)
-        self.fsdp: Fsdp = fsdp
+        self.sharding: Sharding = sharding(training_config, layout, rank, fsdp_settings)
+        self.fsdp: Fsdp = fsdp_settings
         self.schedules: int = schedule_settings.schedules
-        microbatches = training.microbatches // schedule_settings.schedules
+        microbatches = training_config.microbatches // schedule_settings.schedules
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        training = replace(training, seq=part_of_sequence(layout, training.seq), microbatches=microbatches)
-        super().__init__(spec, training, layout, rank, meter, workspace)
-        for chunk in self.chunks:
-            chunk.schedule_settings = schedule_settings
+        training_config = replace(
+            training_config, seq=part_of_sequence(layout, training_config.seq), microbatches=microbatches
+        )
+        super().__init__(spec, training_config, layout, rank, memory_meter, workspace)
+        for model_chunk in self.chunks:
+            model_chunk.schedule_settings = schedule_settings
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
@@ -283,23 +287,23 @@ class ShardedRank(RankRun):
 
     def set_up(self) -> None:
         """Creates the parameters' shards of all stages."""
-        for chunk in self.chunks:
-            chunk.set_up()
+        for model_chunk in self.chunks:
+            model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; schedules after the second repeat it."""
+        """Runs the pipeline schedules of a step; all after the second repeat the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
         """Runs one schedule: all micro-batches of one local batch."""
-        for chunk in self.chunks:
-            chunk.clear_runtime_states()
+        for model_chunk in self.chunks:
+            model_chunk.clear_runtime_states()
         super().passes()
-        for chunk in self.chunks[: len(self.chunks) if self.active else 0]:
-            chunk.reshard_all()
-        for chunk in self.chunks:
-            chunk.merge_outputs()
+        for model_chunk in self.chunks[: len(self.chunks) if self.active else 0]:
+            model_chunk.reshard_all()
+        for model_chunk in self.chunks:
+            model_chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
         """Reshards stages that become inactive, and gathers stages that become active."""
@@ -316,12 +320,12 @@ class ShardedRank(RankRun):
 
     def update(self) -> None:
         """Runs an optimizer step of every stage."""
-        for chunk in self.chunks:
-            chunk.update()
+        for model_chunk in self.chunks:
+            model_chunk.update()
 
 
 def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
+    """Yields, for each action, the chunks whose parameters are unsharded: those of the next actions."""
     active: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for action in reversed(actions):
@@ -332,31 +336,34 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
 
 def replay_rank(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int,
     device: Device | None = None,
     workspace: int = 0,
-    fsdp: Fsdp = TITAN,
+    fsdp_settings: Fsdp = TITAN,
     schedule_settings: ScheduleSettings = NEWEST,
 ) -> ReplayResult:
     """Replays the set-up and two training steps of one rank. device: the simulated device."""
-    meter = Meter(device)
-    return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
+    memory_meter = Meter(device)
+    return replay_steps(
+        ShardedRank(spec, training_config, layout, rank, memory_meter, workspace, fsdp_settings, schedule_settings),
+        memory_meter,
+    )
 
 
-def _record_two_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
+def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
-    run.set_up()
-    set_up = meter.cut()
+    sharded_rank.set_up()
+    set_up = memory_meter.cut()
     steps: list[list[Sequence[Event]]] = []
     for _ in range(2):
-        run.passes()
-        passes = meter.cut()
-        run.update()
-        update = meter.cut()
-        run.zero_grad()
-        steps.append([passes, update, meter.cut()])
+        sharded_rank.passes()
+        passes = memory_meter.cut()
+        sharded_rank.update()
+        update = memory_meter.cut()
+        sharded_rank.zero_grad()
+        steps.append([passes, update, memory_meter.cut()])
     first_step, second_step = steps
     return RecordedEvents(set_up, first_step, second_step, PHASES)
 
@@ -364,11 +371,11 @@ def _record_two_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
 @without_garbage_collection()
 def stage_memory(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int,
-    runtime: Runtime,
-    fsdp: Fsdp,
+    cuda_runtime: Runtime,
+    fsdp_settings: Fsdp,
     tensors: Term,
     schedule_settings: ScheduleSettings = NEWEST,
 ) -> DeviceMemory:
@@ -376,26 +383,42 @@ def stage_memory(
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
         """Records two training steps. shortens: whether sequences of equal layers are shortened."""
-        run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, schedule_settings)
+        sharded_rank = ShardedRank(
+            spec,
+            training_config,
+            layout,
+            rank,
+            memory_meter := Recorder(),
+            cuda_runtime.workspace,
+            fsdp_settings,
+            schedule_settings,
+        )
         stacks: list[LayerStack] = []
         shortened_layers: list[int] = []
-        for chunk in run.chunks:
-            chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.first_layer_index)
+        for model_chunk in sharded_rank.chunks:
+            chunk_loops = program_stacks(
+                model_chunk.program.root, training_config.recompute.every, model_chunk.lowering.first_layer_index
+            )
             layers_to_run = {
                 i: loop.kind_repeats(RECORDED_REPEATS)
                 for i, loop in enumerate(chunk_loops)
                 if shortens and loop.repeats > RECORDED_REPEATS
             }
-            chunk.lowering.run_only = layers_to_run
+            model_chunk.lowering.run_only = layers_to_run
             shortened_layers += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_record_two_steps(run, meter), stacks, shortened_layers)
+        return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), stacks, shortened_layers)
 
     try:
-        repeat_analysis = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
+        repeat_analysis = record_steps(
+            shortens=fsdp_settings.prefetch <= 1
+        )  # else the first and the last layers gather fewer
     except NotRepeating:
         repeat_analysis = record_steps(shortens=False)
-    result, blocks = repeat_analysis.counted({}), repeat_analysis.overhead(CachingAllocator(runtime.expandable), {})
+    result, blocks = (
+        repeat_analysis.counted({}),
+        repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {}),
+    )
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(result, runtime, layer_stacks(spec), tensors)
+    return summarize(result, cuda_runtime, layer_stacks(spec), tensors)

@@ -73,21 +73,21 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the index of a pass in its schedule, at most 2, plus 3 after the first schedule."""
+        """Returns the index of a pass in its schedule, capped at 2; after the first schedule 3 more."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
-    def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
-        """Returns the class of a forward pass; all passes of a class allocate and free the same tensors."""
+    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a forward pass; passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
-            kind,
+            pass_kind,
             self._schedule_position(chunk, pass_number),
             previous_state if pass_number > self.starts[chunk] else "",
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns its class and its identity."""
+        """Counts a backward pass, and returns its case and its id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -95,28 +95,33 @@ class SchedulePasses(PassCounter):
 
 
 class PassRecorder(SchedulePasses):
-    """Runs passes and records their events. parameters: per chunk, its gathered parameters."""
+    """Runs passes and records their events. parameters: the gathered parameters of each chunk."""
 
-    def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
+    def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
-        self.meter: Recorder = meter
+        self.meter: Recorder = memory_meter
         self.parameters: Sequence[Sequence[Parameter]] = parameters
         self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. run: computes its output."""
-        return self._run(chunk, *self.next_forward(chunk), stage_input, run)
+    def forward(self, chunk: int, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+        """Runs and records a forward pass. compute: computes its output."""
+        return self._run(chunk, *self.next_forward(chunk), stage_input, compute)
 
-    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Runs and records the loss of the last forward pass."""
-        return self._run(chunk, *self.next_loss(chunk), output, run)
+        return self._run(chunk, *self.next_loss(chunk), output, compute)
 
     def _run(
-        self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
+        self,
+        chunk: int,
+        pass_case: PassCase,
+        pass_id: PassId,
+        stage_input: Tensor | None,
+        compute: Callable[[], Tensor],
     ) -> Tensor:
         """Runs and records a pass with one output and newly gathered parameters."""
         start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = run()
+        output = compute()
         outputs = [without_storage(0, output)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
             if (
@@ -130,11 +135,11 @@ class PassRecorder(SchedulePasses):
         )
         return output
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may have a gradient after it."""
         pass_case, pass_id = self.next_backward(chunk)
         start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        run()
+        compute()
         outputs = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
@@ -144,26 +149,26 @@ class PassRecorder(SchedulePasses):
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
-    """Replays recorded events instead of running passes. parameters: per chunk, its gathered parameters."""
+    """Replays recorded events instead of running passes. parameters: the gathered parameters of each chunk."""
 
     def __init__(
         self,
-        meter: EventMeter,
-        traces: Mapping[PassCase, PassTrace],
+        memory_meter: EventMeter,
+        pass_traces: Mapping[PassCase, PassTrace],
         layer_offsets: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
-        PassPlayer.__init__(self, meter, traces, layer_offsets)
+        PassPlayer.__init__(self, memory_meter, pass_traces, layer_offsets)
         self.schedule: int = 0
         self.starts: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass, and binds gathered parameters to their storages."""
-        trace, base = self._play(chunk, pass_case, pass_id)
-        if stage_input is not None and trace.input_kind is not None:
-            stage_input.storage.block.kind = trace.input_kind
-        (_, out), *gathered_outputs = trace.outputs
+        pass_trace, base = self._play(chunk, pass_case, pass_id)
+        if stage_input is not None and pass_trace.input_kind is not None:
+            stage_input.storage.block.kind = pass_trace.input_kind
+        (_, out), *gathered_outputs = pass_trace.outputs
         for i, output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
             storage.block = Block(output.bytes, output.kind, base + output.number)
@@ -191,11 +196,11 @@ class PlayedChunk(ShardedChunk):
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs or replays the forward pass of micro-batch `i`."""
         output = super().forward_one_chunk(i)
-        for group in self.lowering.groups.values():
-            group.is_unsharded = True  # also if the pass that gathered it was played
+        for parameter_group in self.lowering.groups.values():
+            parameter_group.is_unsharded = True  # also if the pass that gathered it was played
         return output
 
-    def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Runs or replays a backward pass, and collects all gradients that exist after it."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
@@ -206,7 +211,7 @@ class PlayedChunk(ShardedChunk):
             *accumulated_gradients,
             *(parameter.unsharded_param for parameter in gathered_parameters),
         ]
-        self.passes.backward(self.number, gradient_leaves, run)
+        self.passes.backward(self.number, gradient_leaves, compute)
 
 
 class PlayedRank(ShardedRank):
@@ -221,12 +226,12 @@ class PlayedRank(ShardedRank):
 @without_garbage_collection()
 def played_stage(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
     workspace: int,
-    fsdp: Fsdp,
+    fsdp_settings: Fsdp,
     schedule_settings: ScheduleSettings,
     rehearsals: Rehearsals,
 ) -> ReplayResult | None:
@@ -237,22 +242,31 @@ def played_stage(
     expandable: whether the allocator has expandable segments.
     rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    if layout.reshard or training.microbatches // schedule_settings.schedules <= FEW * (2 if layout.vpp > 1 else 1):
+    if layout.reshard or training_config.microbatches // schedule_settings.schedules <= FEW * (
+        2 if layout.vpp > 1 else 1
+    ):
         return None
     make_run = partial(
-        PlayedRank, spec, training, layout, rank, workspace=workspace, fsdp=fsdp, schedule_settings=schedule_settings
+        PlayedRank,
+        spec,
+        training_config,
+        layout,
+        rank,
+        workspace=workspace,
+        fsdp_settings=fsdp_settings,
+        schedule_settings=schedule_settings,
     )
-    run = make_run(meter=(meter := EventMeter()))
-    if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
+    training_run = make_run(memory_meter=(memory_meter := EventMeter()))
+    if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
-    run.set_up()
-    parameters = [chunk.gathered() for chunk in run.chunks]
+    training_run.set_up()
+    parameters = [model_chunk.gathered() for model_chunk in training_run.chunks]
     shards = tuple(parameter.shard.shape for group in parameters for parameter in group)
     coordinates = layout.coordinates(rank)
     is_last_stage = coordinates.pp == layout.pp - 1
-    key = (shards, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
+    key = (shards, coordinates.cp, *passes_key(spec, training_run, rank, is_last_stage))
     if key not in rehearsals:
-        rehearsals[key] = rehearse(make_run, run.chunks, is_last_stage)
+        rehearsals[key] = rehearse(make_run, training_run.chunks, is_last_stage)
     recorded_rank = rehearsals[key]
     if recorded_rank.traces is None:
         return None
@@ -261,14 +275,14 @@ def played_stage(
         return recorded_rank.replayed[steps_key]
     layer_offsets = [
         chunk.lowering.first_layer_index - layers_before
-        for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
+        for chunk, layers_before in zip(training_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    passes = PlayedPasses(meter, recorded_rank.traces, layer_offsets, parameters)
-    for chunk in run.chunks:
-        chunk.passes = passes
+    passes = PlayedPasses(memory_meter, recorded_rank.traces, layer_offsets, parameters)
+    for model_chunk in training_run.chunks:
+        model_chunk.passes = passes
     try:
         recorded_rank.replayed[steps_key] = replay_steps_on_allocator(
-            run, meter, recorded_rank.prefix_cache(expandable)
+            training_run, memory_meter, recorded_rank.prefix_cache(expandable)
         )
     except NotRepeating:
         return None
@@ -282,17 +296,17 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk
     chunks: chunks of the rank, after set-up.
     is_last_stage: whether the rank is the pipeline's last, whose backward passes follow their forward passes at once.
     """
-    traces: dict[PassCase, PassTrace] | None = None
-    layers_before = [chunk.lowering.first_layer_index for chunk in chunks]
-    stacks = [repeating_stacks(chunk) for chunk in chunks]
+    pass_traces: dict[PassCase, PassTrace] | None = None
+    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in chunks]
+    stacks = [repeating_stacks(model_chunk) for model_chunk in chunks]
     shortens = any(stacks) and chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if shortens else []) + [[[] for _ in chunks]]:
         try:
-            traces = _rehearsed_traces(make_run, chunks, is_last_stage, stacks_to_shorten)
+            pass_traces = _rehearsed_traces(make_run, chunks, is_last_stage, stacks_to_shorten)
             break
         except NotRepeating:
             continue
-    return RecordedRank(traces, layers_before, ())
+    return RecordedRank(pass_traces, layers_before, ())
 
 
 def _rehearsed_traces(
@@ -301,61 +315,63 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns class of passes → events. stacks: per chunk, the stacks of which few layers run."""
-    traces: dict[PassCase, PassTrace] = {}
+    """Records passes, and returns case of passes → events. stacks: per chunk, the stacks that run with few layers."""
+    pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
-        run = make_run(meter=(recorder := Recorder()))
-        for chunk, chunk_stacks in zip(run.chunks, stacks, strict=True):
+        training_run = make_run(memory_meter=(recorder := Recorder()))
+        for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
-        passes = _record_passes(run, recorder, is_last_stage, group)
+        passes = _record_passes(training_run, recorder, is_last_stage, group)
         events: Sequence[Event] = recorder.events
         if any(stacks):
-            short_passes = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
+            short_passes = ShortenedPasses(events, passes, training_run.chunks, chunks, stacks)
             events, passes = short_passes.unfolded()
-        for pass_case, trace in TraceReader(events, passes).traces.items():
-            if traces.setdefault(pass_case, trace) != trace:
+        for pass_case, pass_trace in TraceReader(events, passes).traces.items():
+            if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:
                 raise NotRepeating
-    return traces
+    return pass_traces
 
 
-def _record_passes(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> list[RecordedPass]:
-    """Runs two training steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
-    run.set_up()
-    passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])
-    for chunk in run.chunks:
-        chunk.passes = passes  # type: ignore[assignment]
+def _record_passes(
+    sharded_rank: ShardedRank, recorder: Recorder, is_last_stage: bool, group_size: int
+) -> list[RecordedPass]:
+    """Runs two training steps and returns their passes. group_size: micro-batches of a group in `_run_schedule`."""
+    sharded_rank.set_up()
+    passes = PassRecorder(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
+    for model_chunk in sharded_rank.chunks:
+        model_chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):
-        for _ in range(2 if run.schedules > 1 else 1):
-            _run_schedule(run, is_last_stage, group)
-        run.update()
-        run.zero_grad()
+        for _ in range(2 if sharded_rank.schedules > 1 else 1):
+            _run_schedule(sharded_rank, is_last_stage, group_size)
+        sharded_rank.update()
+        sharded_rank.zero_grad()
     return passes.passes
 
 
-def _run_schedule(run: ShardedRank, is_last_stage: bool, group: int) -> None:
+def _run_schedule(sharded_rank: ShardedRank, is_last_stage: bool, group_size: int) -> None:
     """Runs a few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
-    for chunk in run.chunks:
-        chunk.clear_runtime_states()
-    run.begin_step()
-    losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    last_chunk = run.chunks[-1] if is_last_stage else None
-    for chunk in run.chunks if run.active else ():
-        chunk.unshard()
-        chunk.wait_for_unshard()
-    for start in range(0, MICROBATCHES, group):
-        batches = range(start, start + group)
-        for chunk in run.chunks:
+    for model_chunk in sharded_rank.chunks:
+        model_chunk.clear_runtime_states()
+    sharded_rank.begin_step()
+    losses: list[list[Tensor | None]] = [[] for _ in sharded_rank.chunks]
+    last_chunk = sharded_rank.chunks[-1] if is_last_stage else None
+    for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
+        model_chunk.unshard()
+        model_chunk.wait_for_unshard()
+    for start in range(0, MICROBATCHES, group_size):
+        batches = range(start, start + group_size)
+        for model_chunk in sharded_rank.chunks:
             for i in batches:
-                losses[chunk.number].append(chunk.forward_and_loss(i))
-                if chunk is last_chunk:
-                    chunk.backward_one_chunk(i, losses[chunk.number][i])
-        for chunk in reversed(run.chunks):
-            for i in () if chunk is last_chunk else batches:
-                chunk.backward_one_chunk(i, losses[chunk.number][i])
-    for chunk in run.chunks:
-        chunk.perform_reduce_grad()
-    run.end_passes()
-    for chunk in run.chunks if run.active else ():
-        chunk.reshard_all()
-    for chunk in run.chunks:
-        chunk.merge_outputs()
+                losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
+                if model_chunk is last_chunk:
+                    model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+        for model_chunk in reversed(sharded_rank.chunks):
+            for i in () if model_chunk is last_chunk else batches:
+                model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+    for model_chunk in sharded_rank.chunks:
+        model_chunk.perform_reduce_grad()
+    sharded_rank.end_passes()
+    for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
+        model_chunk.reshard_all()
+    for model_chunk in sharded_rank.chunks:
+        model_chunk.merge_outputs()

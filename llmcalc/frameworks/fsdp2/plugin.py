@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, RunUnder, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -47,41 +47,41 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reading: Reading, table: Table, world: int, machines: int, parallel: Mapping[str, Any] | None = None
+    reader: Reading, table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
-    """Returns the layout of an FSDP configuration, and the settings that follow from it.
+    """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
     table: FSDP's keys without the prefix `fsdp_`.
-    world: devices.
+    world_size: devices.
     machines: machines.
     parallel: accelerate's `parallelism_config`.
     """
     section = "fsdp_config"
-    reading.ignored += [f"{section}.{key}"[:80] for key in table if key in FSDP_IGNORED]
-    unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
-    version = size_of(reading, f"{section}.fsdp_version", table.get("version", 1))
+    reader.ignored += [f"{section}.{key}"[:80] for key in table if key in FSDP_IGNORED]
+    unknown_keys(reader, table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
+    version = size_of(reader, f"{section}.fsdp_version", table.get("version", 1))
     if version == 1:
-        reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, is_hybrid = _sharding_strategy(reading, table)
+        reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+    zero, reshard, is_hybrid = _sharding_strategy(reader, table)
     if table.get("xla") not in (None, False):
-        reading.unknown[f"{section}.xla"] = "XLA is not modelled"
+        reader.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
     if table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
     parallel_sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
     harmless_keys = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reading, sizes, (*parallel_sizes, *harmless_keys), "parallelism_config", "no key that is known")
-    tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
-    replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
+    unknown_keys(reader, sizes, (*parallel_sizes, *harmless_keys), "parallelism_config", "no key that is known")
+    tp, cp = (size_of(reader, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
+    replicas = size_of(reader, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
     if sizes.get("sp_size") not in (None, 1):
-        reading.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
+        reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
     if is_hybrid:
-        replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
-    if world % (tp * cp * replicas):
-        raise InputError(f"--devices: {world}; expected a multiple of {tp * cp * replicas}")
+        replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
+    if world_size % (tp * cp * replicas):
+        raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
     exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
-    dp = world // (tp * cp)
+    dp = world_size // (tp * cp)
     layout = Layout(
         tp=tp,
         cp=cp,
@@ -95,8 +95,8 @@ def fsdp_layout(
     return layout, command_settings
 
 
-def _sharding_strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
+def _sharding_strategy(reader: Reading, table: Table) -> tuple[Zero, bool, bool]:
+    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -105,22 +105,22 @@ def _sharding_strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool
     ):  # version 1 wrote a strategy under this name
         name, reshard_value = reshard_value.upper(), None
     if name in WHOLE:
-        raise reading.wrong(
+        raise reader.wrong(
             "fsdp_config.fsdp_sharding_strategy",
             "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
             "devices keep as much",
         )
     if name not in STRATEGIES:
         strategy_names = ", ".join(strategy for strategy in STRATEGIES if not strategy.isdigit())
-        raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {strategy_names}")
+        raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {strategy_names}")
     zero, reshard = STRATEGIES[name]
     if reshard_value is not None:
-        reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+        reshard = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def reduction_settings(reading: Reading, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
-    """Returns the settings of gradient reduction, whose format is that of the products (`set_mixed_precision`).
+def reduction_settings(reader: Reading, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
+    """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
@@ -128,7 +128,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
     table: FSDP's keys without the prefix `fsdp_`.
     command_settings: the settings of a run without FSDP.
     """
-    version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
+    version = size_of(reader, "fsdp_config.fsdp_version", table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
@@ -137,7 +137,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
         reduced="bfloat16" if is_half_precision else "",
         reduces_each=version > 1,
         flat=version == 1 and "lora_rank" not in command_settings,
-        offloads=flag_value(reading, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
+        offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
     )
 
 
@@ -153,15 +153,17 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
     return changed_settings
 
 
-def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the FSDP run of an accelerate config. command_settings: the settings of the run without FSDP."""
-    machines = size_of(reading, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(config, "fsdp_config").items()}
-    return _fsdp_run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
+    """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
+    machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
+    return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
 
 
-def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the FSDP run of Trainer arguments. command_settings: the settings of the run without FSDP.
+def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
+    """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
@@ -169,23 +171,23 @@ def read_trainer(reading: Reading, config: Table, world: int, command_settings: 
     is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
     if is_mixed and is_pure and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
-    return _fsdp_run(reading, _trainer_fsdp_table(reading, config), world, 1, {}, command_settings)
+    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, {}, command_settings)
 
 
 def _fsdp_run(
-    reading: Reading, table: Table, world: int, machines: int, parallel: Table, command_settings: dict[str, Any]
-) -> RunUnder:
+    reader: Reading, table: Table, world_size: int, machines: int, parallel: Table, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
-    layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
-    settings = reduction_settings(reading, table, command_settings)
-    return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
+    layout, fsdp_words = fsdp_layout(reader, table, world_size, machines, parallel)
+    settings = reduction_settings(reader, table, command_settings)
+    return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
-def _trainer_fsdp_table(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
+def _trainer_fsdp_table(reader: Reading, trainer_arguments: Table) -> dict[str, Any]:
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
-        raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
+        raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
     fsdp = trainer_arguments.get("fsdp") or ""
     fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
@@ -196,5 +198,5 @@ def _trainer_fsdp_table(reading: Reading, trainer_arguments: Table) -> dict[str,
         elif name == "OFFLOAD":
             fsdp_table["offload_params"] = True
         elif name not in ("AUTO_WRAP", "TRUE"):
-            raise reading.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
+            raise reader.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
     return fsdp_table

@@ -70,11 +70,11 @@ DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully
 
 def fsdp_memory(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int = 0,
-    runtime: Runtime = HOPPER,
-    fsdp: Fsdp = TITAN,
+    cuda_runtime: Runtime = HOPPER,
+    fsdp_settings: Fsdp = TITAN,
     tensors: Term | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
     shared: dict[Any, Any] | None = None,
@@ -89,28 +89,36 @@ def fsdp_memory(
     """
     check_context_parallelism(spec, layout)
     if tensors is None:
-        evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
+        evidence = evidence_of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
         framework_evidence = evidence_for(layout, trains=True).run(
-            evidence_of_parts(spec, training.include), training.optimizer
+            evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _weakest_status(layout, fsdp, tensors, training.adapters is not None and training.adapters.base != "none")
+    tensors = _weakest_status(
+        layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
+    )
     if layout.pp > 1:
         replay_result = None
         if shared is not None:
-            expandable, workspace = runtime.expandable, runtime.workspace
+            expandable, workspace = cuda_runtime.expandable, cuda_runtime.workspace
             replay_result = played_stage(
-                spec, training, layout, rank, expandable, workspace, fsdp, schedule_settings, shared
+                spec, training_config, layout, rank, expandable, workspace, fsdp_settings, schedule_settings, shared
             )
         if replay_result is not None:
-            return summarize(replay_result, runtime, layer_stacks(spec), tensors)
-        return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings)
-    memory = counted_rank(spec, training, layout, rank, runtime, fsdp, shared).memory((), tensors)
-    return replace(memory, host=host_terms(spec, training, layout, rank, fsdp)) if fsdp.offloads else memory
+            return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
+        return stage_memory(
+            spec, training_config, layout, rank, cuda_runtime, fsdp_settings, tensors, schedule_settings
+        )
+    memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared).memory((), tensors)
+    return (
+        replace(memory, host=host_terms(spec, training_config, layout, rank, fsdp_settings))
+        if fsdp_settings.offloads
+        else memory
+    )
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` for context parallelism of a model with states that ranks would exchange."""
+    """Raises `InputError` for context parallelism of a model with recurrent states, which ranks would exchange."""
     if layout.cp > 1 and is_recurrent(spec):
         raise InputError(
             f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
@@ -120,11 +128,11 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 
 def counted_rank(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int,
-    runtime: Runtime,
-    fsdp: Fsdp,
+    cuda_runtime: Runtime,
+    fsdp_settings: Fsdp,
     shared: dict[Any, Any] | None = None,
 ) -> CountedRun:
     """Returns the run of a rank without a pipeline, whose tensors are counted. Arguments are those of `fsdp_memory`.
@@ -132,36 +140,45 @@ def counted_rank(
     Ranks whose recorded events are equal have one run, which is replayed on an allocator once.
     """
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = {} if shared is None else shared.setdefault(("without a pipeline", runtime.expandable), {})
+    runs = {} if shared is None else shared.setdefault(("without a pipeline", cuda_runtime.expandable), {})
     if rank not in runs:
-        counted = _count_rank(spec, training, layout, rank, runtime, fsdp)
+        counted = _count_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings)
         recordings = counted.recordings
-        runs[rank] = next((known for known in runs.values() if known[0] == recordings), (recordings, counted))
+        runs[rank] = next(
+            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, counted)
+        )
     return runs[rank][1]
 
 
 def _count_rank(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, runtime: Runtime, fsdp: Fsdp
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, cuda_runtime: Runtime, fsdp_settings: Fsdp
 ) -> CountedRun:
     """Records a rank without a pipeline, and counts its tensors. Arguments are those of `fsdp_memory`."""
-    rank_sharding = sharding(training, layout, rank, fsdp)
+    rank_sharding = sharding(training_config, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    ring, rank_training = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
+    ring, rank_training = (
+        ring_of(layout, rank),
+        replace(training_config, seq=part_of_sequence(layout, training_config.seq)),
+    )
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with a number of layers."""
-        if layers and fsdp.prefetch > 1:
-            raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
-        return [record(spec, rank_training, rank_sharding, fsdp, layout.reshard, layers, workspace, program, ring)]
+        if layers and fsdp_settings.prefetch > 1:
+            raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
+        return [
+            record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
+        ]
 
-    return CountedRun(spec, run, runtime, training.recompute.every)
+    return CountedRun(spec, run, cuda_runtime, training_config.recompute.every)
 
 
-def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> tuple[Term, ...]:
+def host_terms(
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp
+) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
-    stacks, record = layer_stacks(spec), optimizer(training.optimizer)
+    stacks, optimizer_record = layer_stacks(spec), optimizer(training_config.optimizer)
     weights = gradients = states = 0
-    for layer, group in _run_of_few_layers(spec, training, layout, rank, fsdp).lowering.groups.items():
+    for layer, group in _run_of_few_layers(spec, training_config, layout, rank, fsdp_settings).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
         for parameter in group.parameters:
             size = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
@@ -170,7 +187,7 @@ def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, f
                 continue
             gradients += represented_layers * size
             shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
-            states += int(record.state([shard], parameter.shard.dtype.name, training.momentum).bytes)
+            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, training_config.momentum).bytes)
     source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
         Term("weights (pinned)", weights, "source", source),
@@ -179,78 +196,88 @@ def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, f
     )
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
-    memory, layout = run.memory, run.layout
-    version, settings = version_date(run.version), titan_settings(run.own_settings)
-    training, fsdp = _training_on(run, runtime)
-    status = memory.tensors(training.choices.attention)
+    memory_estimate, layout = training_run.memory, training_run.layout
+    version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    training, fsdp_settings = _training_on(training_run, cuda_runtime)
+    status = memory_estimate.tensors(training.choices.attention)
     tensors = None if status.status == "exact" else status
     schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
     return fsdp_memory(
-        memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.recorded_ranks(runtime)
+        memory_estimate.spec,
+        training,
+        layout,
+        rank,
+        cuda_runtime,
+        fsdp_settings,
+        tensors,
+        schedule_settings,
+        training_run.recorded_ranks(cuda_runtime),
     )
 
 
-def tensor_bytes(run: RunOnRanks, rank: int, runtime: Runtime) -> int:
-    """Returns the bytes of tensors of a rank at its peak; 0 for a stage of a pipeline, which only its replay tells.
+def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> int:
+    """Returns the bytes of tensors of a rank at its peak; 0 for a pipeline stage, whose replay alone states them.
 
     Raises `InputError` as `rank_memory` does.
     """
-    spec, layout = run.memory.spec, run.layout
+    spec, layout = training_run.memory.spec, training_run.layout
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    training, fsdp = _training_on(run, runtime)
-    return counted_rank(spec, training, layout, rank, runtime, fsdp, run.recorded_ranks(runtime)).tensor_bytes
+    training, fsdp_settings = _training_on(training_run, cuda_runtime)
+    return counted_rank(
+        spec, training, layout, rank, cuda_runtime, fsdp_settings, training_run.recorded_ranks(cuda_runtime)
+    ).tensor_bytes
 
 
-def _training_on(run: RunOnRanks, runtime: Runtime) -> tuple[Training, Fsdp]:
-    """Returns the training of a run under torchtitan at the run's date, and its sharding."""
-    memory = run.memory
-    training = memory.training(runtime)
-    if TOWERS.name in memory.states.count.include:
+def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
+    """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
+    memory_estimate = training_run.memory
+    training_config = memory_estimate.training(cuda_runtime)
+    if TOWERS.name in memory_estimate.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    version, settings = version_date(run.version), titan_settings(run.own_settings)
-    training, fsdp = torchtitan_training(memory.spec, training, version, settings)
-    return training, replace(fsdp, prefetch=run.layout.prefetch)
+    version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, version, settings)
+    return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
 
-def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term, has_codes: bool) -> Term:
+def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors: Term, has_codes: bool) -> Term:
     """Returns the weakest verification status of any tensor.
 
     tensors: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
     """
-    terms = [tensors, OFFLOADED] if fsdp.offloads else [tensors]
-    if fsdp.float8 is not None:
-        terms.append(IN_FLOAT8)
+    memory_terms = [tensors, OFFLOADED] if fsdp_settings.offloads else [tensors]
+    if fsdp_settings.float8 is not None:
+        memory_terms.append(IN_FLOAT8)
     elif layout.cp > 1:
-        terms.append(IN_RINGS)
+        memory_terms.append(IN_RINGS)
     elif layout.tp > 1 and not layout.sequence_parallel:
-        terms.append(DIVIDED)
+        memory_terms.append(DIVIDED)
     if has_codes:
-        terms.append(IN_FOUR_BITS)
-    return max(reversed(terms), key=lambda term: STATUSES.index(term.status))
+        memory_terms.append(IN_FOUR_BITS)
+    return max(reversed(memory_terms), key=lambda term: STATUSES.index(term.status))
 
 
 def communication(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: Fsdp = TITAN
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
 
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    run = _run_of_few_layers(spec, training, layout, rank, fsdp)
-    reductions = training.microbatches if fsdp.reduces_each else 1
+    training_run = _run_of_few_layers(spec, training_config, layout, rank, fsdp_settings)
+    reductions = training_config.microbatches if fsdp_settings.reduces_each else 1
     stacks = layer_stacks(spec)
     collectives: dict[tuple[object, ...], Collective] = {}
-    for layer, group in run.lowering.groups.items():
+    for layer, group in training_run.lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
-        for collective in group.step_collectives(training.microbatches, reductions):
+        for collective in group.step_collectives(training_config.microbatches, reductions):
             key = layer.path, *collective[1:6]
             previous_collective = collectives.get(key)
             collectives[key] = (
@@ -258,15 +285,19 @@ def communication(
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)
             )
-    if isinstance(run.lowering, FsdpTensorParallelProfile):
-        run.next_batch()
-        run.forward_and_backward()
-        for node_place, collective in run.lowering.messages:
+    if isinstance(training_run.lowering, FsdpTensorParallelProfile):
+        training_run.next_batch()
+        training_run.forward_and_backward()
+        for node_place, collective in training_run.lowering.messages:
             path = next(
-                (loop.path for loop in stacks if node_place.layer_index >= 0 and node_place.path.startswith(loop.path)),
+                (
+                    layer_stack.path
+                    for layer_stack in stacks
+                    if node_place.layer_index >= 0 and node_place.path.startswith(layer_stack.path)
+                ),
                 "",
             )
-            represented_layers = training.microbatches * _represented_layers(
+            represented_layers = training_config.microbatches * _represented_layers(
                 Layer(path, node_place.layer_index), stacks
             )
             previous_collective = collectives.get((path, *collective[1:6]))
@@ -278,48 +309,63 @@ def communication(
     return list(collectives.values())
 
 
-def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the collective messages in a rank's replay; None for layouts whose replay has none.
+def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
+    """Returns the collective messages in a rank's replay; None for a layout that is replayed without messages.
 
     Raises `InputError` as `rank_memory` does.
     """
-    memory, layout = run.memory, run.layout
+    memory_estimate, layout = training_run.memory, training_run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
     training, fsdp = torchtitan_training(
-        memory.spec, memory.training(), version_date(run.version), titan_settings(run.own_settings)
+        memory_estimate.spec,
+        memory_estimate.training(),
+        version_date(training_run.version),
+        titan_settings(training_run.own_settings),
     )
     counts: dict[Message, Number] = {}
-    for collective in communication(memory.spec, training, layout, rank, fsdp):
+    for collective in communication(memory_estimate.spec, training, layout, rank, fsdp):
         message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
         counts[message] = counts.get(message, 0) + collective.times
     return [message._replace(count=count) for message, count in counts.items()]
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
-    """Returns a collective with the repetitions of an equal one added."""
+    """Returns a collective with the number of an equal collective added to its own."""
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 
-def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
+def _run_of_few_layers(
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp
+) -> FsdpRun:
     """Creates a run, after set-up, with a few layers of each long stack."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {
-        i: loop.kind_repeats(RECORDED_REPEATS)
-        for i, loop in enumerate(layer_stacks(spec))
-        if loop.repeats > RECORDED_REPEATS
+        i: layer_stack.kind_repeats(RECORDED_REPEATS)
+        for i, layer_stack in enumerate(layer_stacks(spec))
+        if layer_stack.repeats > RECORDED_REPEATS
     }
-    run = FsdpRun(
-        spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program
+    training_run = FsdpRun(
+        spec,
+        training_config,
+        sharding(training_config, layout, rank, fsdp_settings),
+        fsdp_settings,
+        layout.reshard,
+        layers,
+        0,
+        Recorder(),
+        program,
     )
-    run.set_up()
-    return run
+    training_run.set_up()
+    return training_run
 
 
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
-    for loop in stacks:
-        is_in_loop = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
-        if layer.path == loop.path and is_in_loop and loop.repeats > RECORDED_REPEATS:
-            return 1 + loop.repeats - RECORDED_REPEATS
+    for layer_stack in stacks:
+        is_in_loop = (
+            layer_stack.before + layer_stack.period <= layer.layer_index < layer_stack.before + 2 * layer_stack.period
+        )
+        if layer.path == layer_stack.path and is_in_loop and layer_stack.repeats > RECORDED_REPEATS:
+            return 1 + layer_stack.repeats - RECORDED_REPEATS
     return 1

@@ -19,9 +19,11 @@ from ...simulator.replay_result import PHASES
 from .pipeline import ShardedChunk
 
 
-def repeating_stacks(chunk: ShardedChunk) -> list[LayerStack]:
-    """Returns the stack of a chunk if it is the only one and has more repeats than are recorded, otherwise none."""
-    stacks = program_stacks(chunk.program.root, chunk.training.recompute.every, chunk.lowering.first_layer_index)
+def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
+    """Returns the only stack of a chunk if it has more repeats than are recorded; otherwise none."""
+    stacks = program_stacks(
+        model_chunk.program.root, model_chunk.training.recompute.every, model_chunk.lowering.first_layer_index
+    )
     return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
 
 
@@ -61,13 +63,13 @@ class ShortenedPasses:
         ]
 
     def _recorded_parameters(
-        self, chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
+        self, model_chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
         """Returns, for each gathered parameter of the full chunk, the recorded parameter that represents it.
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
-        numbers = {parameter.path: i for i, parameter in enumerate(chunk.gathered())}
+        numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered())}
         sources: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered():
             path, inner_repeat = parameter.path, None
@@ -98,7 +100,10 @@ class ShortenedPasses:
         return events, passes
 
     def _unfolded_pass(self, recorded_pass: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
-        """Returns a pass with all layers. piece: its recorded events. start, end: indices of its full events."""
+        """Returns a pass with all layers.
+
+        piece: its recorded events. start, end: indices among the full run's events.
+        """
         chunk, kind, _ = recorded_pass.pass_id
         recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
         outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
@@ -131,7 +136,10 @@ class ShortenedPasses:
         )
 
     def _full_storage(self, storage: int, inner_repeat: int | None) -> int:
-        """Returns a storage's number in passes with all layers. inner_repeat: its repeat; None outside of repeats."""
+        """Returns a storage's number in passes with all layers.
+
+        inner_repeat: its layer repeat; None outside of repeats.
+        """
         if inner_repeat is None:
             return self.repeated.numbers.get(storage, storage)
         if storage not in self.repeated.starts:

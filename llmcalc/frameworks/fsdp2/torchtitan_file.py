@@ -157,11 +157,11 @@ def is_titan(config: Mapping[str, Any]) -> bool:
 class _Job:
     """The keys of a torchtitan job; a key's section depends on torchtitan's version."""
 
-    def __init__(self, config: Mapping[str, Any], reading: Reading) -> None:
-        self.data, self.reading = config, reading
+    def __init__(self, config: Mapping[str, Any], reader: Reading) -> None:
+        self.data, self.reading = config, reader
 
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Returns (section.key, value or None) of a key, which it searches in the job's sections."""
+        """Returns (section.key, value) of a key, searched in several sections; the value is None if it is missing."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -189,73 +189,73 @@ class _Job:
         return value_text
 
 
-def read_titan(config: Table, source: Source) -> Launch:
+def read_titan(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
-    with reading_of(source) as reading:
-        return _read_sections(_Job(config, reading), source.world_size)
+    with reading_of(source_file) as reader:
+        return _read_sections(_Job(config, reader), source_file.world_size)
 
 
-def read_job(config: Table, reading: Reading, spec: ModelSpec) -> Launch:
+def read_job(config: Table, reader: Reading, spec: ModelSpec) -> Launch:
     """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
-    return _read_sections(_Job(config, reading), reading.source.world_size, spec)
+    return _read_sections(_Job(config, reader), reader.source.world_size, spec)
 
 
-def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
+def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: its model, layout and settings."""
-    reading = job.reading
-    for name, table in job.data.items():
-        _check_section(reading, name, table)
-    is_2024_form = "parallelism" not in job.data
+    reader = job_config.reading
+    for name, table in job_config.data.items():
+        _check_section(reader, name, table)
+    is_2024_form = "parallelism" not in job_config.data
     if spec is None:
-        name, size = job.find_key("name", "model")[1], job.find_key("flavor", "model")[1]
-        if not isinstance(size, str):
-            raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
-        spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
-    layout = _job_layout(job, spec.main.num_hidden_layers, world_size)
-    settings = _command_settings(job, layout)
-    own_settings = _titan_settings(job, layout, is_2024_form)
-    reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
+        name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
+        if not isinstance(model_size, str):
+            raise reader.wrong("model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B")
+        spec = flavor("llama3" if name is None else str(name), model_size, reader.where, is_2024_form=is_2024_form)
+    layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
+    settings = _command_settings(job_config, layout)
+    own_settings = _titan_settings(job_config, layout, is_2024_form)
+    reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reading.launch(
+    return reader.launch(
         "torchtitan", framework, spec=spec, layout=layout, settings=settings, own_settings=own_settings
     )
 
 
-def _check_section(reading: Reading, name: str, table: Any) -> None:
+def _check_section(reader: Reading, name: str, table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(table, Mapping):
-        raise reading.wrong(name[:60], f"{shown(table)}; expected a table")
+        raise reader.wrong(name[:60], f"{shown(table)}; expected a table")
     for key, value in table.items():
         path = f"{name}.{key}"[:80]
         if key in READ.get(name, ()):
             continue
         if path in EMPTY:
             if value not in EMPTY[path]:
-                reading.unknown[path] = f"{shown(value)} is not modelled"
+                reader.unknown[path] = f"{shown(value)} is not modelled"
         elif name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(name, ()):
-            reading.ignored.append(path)
+            reader.ignored.append(path)
         else:
-            reading.unknown[path] = "no key that is known"
+            reader.unknown[path] = "no key that is known"
 
 
-def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
+def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a job."""
-    reading, sections = job.reading, ("parallelism", "training")
-    tp = job.size_of("tensor_parallel_degree", 1, *sections)
-    pp = job.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
-    cp = job.size_of("context_parallel_degree", 1, "parallelism", "experimental")
-    ep = job.size_of("expert_parallel_degree", 1, "parallelism")
-    replicas = job.size_of("data_parallel_replicate_degree", 1, *sections)
-    name, shard_value = job.find_key("data_parallel_shard_degree", *sections)
+    reader, sections = job_config.reading, ("parallelism", "training")
+    tp = job_config.size_of("tensor_parallel_degree", 1, *sections)
+    pp = job_config.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job_config.size_of("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job_config.size_of("expert_parallel_degree", 1, "parallelism")
+    replicas = job_config.size_of("data_parallel_replicate_degree", 1, *sections)
+    name, shard_value = job_config.find_key("data_parallel_shard_degree", *sections)
     if shard_value is None:
-        name, shard_value = job.find_key("data_parallel_degree", "training")
-    shard = -1 if shard_value is None else size_of(reading, name, shard_value, least=-1)
+        name, shard_value = job_config.find_key("data_parallel_degree", "training")
+    shard = -1 if shard_value is None else size_of(reader, name, shard_value, least=-1)
     if shard == 0:
-        raise reading.wrong(name, "0; expected -1 or at least 1")
+        raise reader.wrong(name, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
     if world_size is None:
         world_size = other_ranks * shard if shard > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
-        reading.notes.append(f"{world_size} devices are assumed")
+        reader.notes.append(f"{world_size} devices are assumed")
     if shard < 0:
         shard = max(1, world_size // other_ranks)
     if other_ranks * shard != world_size:
@@ -263,10 +263,10 @@ def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
             f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
-    schedule, vpp, sizes = _pipeline_stages(job, pp, layers)
-    reshard = RESHARD[job.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    etp = job.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate = job.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    schedule, vpp, sizes = _pipeline_stages(job_config, pp, layers)
+    reshard = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    etp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,
         pp=pp,
@@ -285,7 +285,7 @@ def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     )
 
 
-def _pipeline_stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
@@ -294,48 +294,52 @@ def _pipeline_stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tu
     """
     if pp == 1:
         return "1f1b", 1, None
-    name, value = job.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
+    name, value = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
     schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if value is None else str(value).lower()[:60]
     if schedule_name not in schedules:
-        raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
+        raise job_config.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
     is_interleaved = schedules[schedule_name] == "interleaved"
-    first_stage_reduction = job.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
-    last_stage_reduction = job.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
-    layers_per_stage = job.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
+    first_stage_reduction = job_config.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
+    last_stage_reduction = job_config.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
+    layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
-    split_layers = _stage_layers_from_split_points(job, pp, is_interleaved, layers)
+    split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layers)
     if split_layers is not None:
         return schedules[schedule_name], len(split_layers) // pp, split_layers
-    if "parallelism" not in job.data:
+    if "parallelism" not in job_config.data:
         base, remaining_layers = divmod(layers, pp * vpp)
         if base < 1:
-            raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+            raise job_config.reading.wrong(
+                "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers"
+            )
         middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
         return schedules[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
     if layers_per_stage is not None:
-        stage_layers = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
+        stage_layers = size_of(job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
         stages = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stages % pp or (stages // pp == 1) == is_interleaved:
-            raise job.reading.wrong(
+            raise job_config.reading.wrong(
                 "parallelism.pipeline_parallel_layers_per_stage", f"{stage_layers} makes {stages} stages for {pp} ranks"
             )
         vpp = stages // pp
     base_layers, remainder = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
-        raise job.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+        raise job_config.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
     sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
     sizes[0] -= first_stage_reduction
     sizes[-1] -= last_stage_reduction
     return schedules[schedule_name], vpp, tuple(sizes)
 
 
-def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
+def _stage_layers_from_split_points(
+    job_config: _Job, pp: int, is_interleaved: bool, layers: int
+) -> tuple[int, ...] | None:
     """Returns the layers of each stage of a job with split points; None without split points.
 
     The split points name the first layer of every stage but the first.
     """
-    name, split_points = job.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
+    name, split_points = job_config.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(split_points, str):
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
@@ -345,114 +349,123 @@ def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, la
     ]
     stage_bounds = [0, *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers), layers]
     if sorted(set(stage_bounds)) != stage_bounds:
-        raise job.reading.wrong(name, f"{shown(split_points)}; expected layers in rising order, such as layers.4")
+        raise job_config.reading.wrong(
+            name, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
+        )
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
-        raise job.reading.wrong(name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points")
+        raise job_config.reading.wrong(
+            name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
+        )
     return tuple(end - start for start, end in pairwise(stage_bounds))
 
 
-def _schedules_per_step(job: _Job, layout: Layout) -> int:
-    """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
-    local_batch = _local_batch(job)
-    name, global_batch = job.find_key("global_batch_size", "training")
-    batches_per_step = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
+def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
+    """Returns how many local batches are accumulated per step; each runs the pipeline schedule once."""
+    local_batch = _local_batch(job_config)
+    name, global_batch = job_config.find_key("global_batch_size", "training")
+    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, name, global_batch, least=-1)
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
-        raise job.reading.wrong(
+        raise job_config.reading.wrong(
             name, f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel"
         )
     return batches_per_step // (local_batch * layout.dp)
 
 
-def _local_batch(job: _Job) -> int:
+def _local_batch(job_config: _Job) -> int:
     """Returns the number of sequences per data-parallel rank."""
-    return job.size_of("local_batch_size", job.size_of("batch_size", 8, "training"), "training")
+    return job_config.size_of("local_batch_size", job_config.size_of("batch_size", 8, "training"), "training")
 
 
-def _command_settings(job: _Job, layout: Layout) -> dict[str, Any]:
+def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
-    reading, training = job.reading, "training"
-    local_batch, steps = _local_batch(job), _schedules_per_step(job, layout)
+    reader, training = job_config.reading, "training"
+    local_batch, steps = _local_batch(job_config), _schedules_per_step(job_config, layout)
     batch, microbatches = local_batch, steps
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batch_sizes(job, local_batch, layout.pp)
+        batch, microbatch_count = _micro_batch_sizes(job_config, local_batch, layout.pp)
         microbatches = microbatch_count * steps
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
-        "seq": job.size_of("seq_len", 2048, training),
-        **_precision_settings(job, layout),
-        "optimizer": _optimizer_name(job),
-        "optimizer_impl": _optimizer_implementation(job),
-        "optimizer_in_backward": job.flag_of("early_step_in_backward", False, "optimizer") or None,
+        "seq": job_config.size_of("seq_len", 2048, training),
+        **_precision_settings(job_config, layout),
+        "optimizer": _optimizer_name(job_config),
+        "optimizer_impl": _optimizer_implementation(job_config),
+        "optimizer_in_backward": job_config.flag_of("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
-        "compile": _compiles_layers(job) or None,
-        "recompute": _recompute_setting(job),
+        "compile": _compiles_layers(job_config) or None,
+        "recompute": _recompute_setting(job_config),
     }
-    if job.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
-        reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
+    if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
+        reader.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
     return {key: value for key, value in command_settings.items() if value is not None}
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def _precision_settings(job: _Job, layout: Layout) -> dict[str, str]:
+def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
     """Returns the number format of products, and whether fp32 weights are updated.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weights = FORMATS[job.word_of("dtype", "float32", FORMATS, "training")]
-    compute = FORMATS[job.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    weights = FORMATS[job_config.word_of("dtype", "float32", FORMATS, "training")]
+    compute = FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
     if compute == weights:
         return {"dtype": weights, "master_weights": "none"}
     if weights == "bf16":
-        raise job.reading.wrong("training.mixed_precision_param", "float32 over weights in bfloat16 is not supported")
+        raise job_config.reading.wrong(
+            "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
+        )
     if layout.zero:
         return {"dtype": compute, "master_weights": "fp32"}
-    if "parallelism" in job.data and layout.tp == layout.pp == 1:
+    if "parallelism" in job_config.data and layout.tp == layout.pp == 1:
         return {"precision": "autocast"}
-    job.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
+    job_config.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
     return {"dtype": weights, "master_weights": "none"}
 
 
-def _micro_batch_sizes(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
+def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
-    name, count = job.find_key("pipeline_parallel_microbatches", "experimental")
-    if "parallelism" in job.data:
-        micro_batch = job.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
+    name, count = job_config.find_key("pipeline_parallel_microbatches", "experimental")
+    if "parallelism" in job_config.data:
+        micro_batch = job_config.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
         name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
-        micro_batches = pp if count is None else size_of(job.reading, name, count)
+        micro_batches = pp if count is None else size_of(job_config.reading, name, count)
         micro_batch = local_batch // micro_batches
     if micro_batch < 1 or micro_batch * micro_batches != local_batch:
-        raise job.reading.wrong(
+        raise job_config.reading.wrong(
             name, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
         )
     return micro_batch, micro_batches
 
 
-def _optimizer_name(job: _Job) -> str:
+def _optimizer_name(job_config: _Job) -> str:
     """Returns the optimizer's name."""
-    name, value = job.find_key("name", "optimizer")
+    name, value = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if value is not None and value not in optimizer_names:
-        raise job.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
+        raise job_config.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
     return "adamw"
 
 
-def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
+def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "loop"]:
     """Returns the implementation of the optimizer: fused, foreach or loop."""
-    if job.find_key("fused", "optimizer")[1] is not None and job.find_key("implementation", "optimizer")[1] is None:
-        return "fused" if job.flag_of("fused", True, "optimizer") else "foreach"
-    default = "foreach" if "parallelism" not in job.data else "fused"
-    implementation = job.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")
+    if (
+        job_config.find_key("fused", "optimizer")[1] is not None
+        and job_config.find_key("implementation", "optimizer")[1] is None
+    ):
+        return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
+    default = "foreach" if "parallelism" not in job_config.data else "fused"
+    implementation = job_config.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")
     implementations: dict[str, Literal["fused", "foreach", "loop"]] = {
         "fused": "fused",
         "foreach": "foreach",
@@ -461,30 +474,30 @@ def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     return implementations[implementation]
 
 
-def _compiles_layers(job: _Job) -> bool:
+def _compiles_layers(job_config: _Job) -> bool:
     """Whether layers are compiled."""
-    if "compile" in job.data:
-        components = job.find_key("components", "compile")[1]
+    if "compile" in job_config.data:
+        components = job_config.find_key("components", "compile")[1]
         names = ["model", "loss"] if components is None else components
         if not isinstance(names, list):
-            raise job.reading.wrong("compile.components", f"{shown(names)}; expected a list")
-        return job.flag_of("enable", False, "compile") and "model" in names
-    return job.flag_of("compile", False, "training")
+            raise job_config.reading.wrong("compile.components", f"{shown(names)}; expected a list")
+        return job_config.flag_of("enable", False, "compile") and "model" in names
+    return job_config.flag_of("compile", False, "training")
 
 
-def _recompute_setting(job: _Job) -> str:
+def _recompute_setting(job_config: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    checkpointing_mode = job.word_of("mode", "selective", modes, "activation_checkpoint")
+    checkpointing_mode = job_config.word_of("mode", "selective", modes, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
-        job.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
+        job_config.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
-    name, option = job.find_key("selective_ac_option", "activation_checkpoint")
+    name, option = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if option is None else size_of(job.reading, name, option)
+    layer_interval = 2 if option is None else size_of(job_config.reading, name, option)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -494,30 +507,30 @@ SELECTIVE_OPERATIONS = "selective-op"
 """
 
 
-def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
+def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
     """Returns the settings that only torchtitan has."""
-    reading, sections = job.reading, ("parallelism", "experimental")
+    reader, sections = job_config.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
-        float8=_float8_settings(job, layout),
-        loss_parallel=not job.flag_of("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1 and job.flag_of("enable_async_tensor_parallel", False, *sections),
-        compiled_loss=_is_loss_compiled(job),
-        schedules=_schedules_per_step(job, layout) if layout.pp > 1 else 1,
-        offloads=job.flag_of("enable_cpu_offload", False, "training"),
+        float8=_float8_settings(job_config, layout),
+        loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job_config.flag_of("enable_async_tensor_parallel", False, *sections),
+        compiled_loss=_is_loss_compiled(job_config),
+        schedules=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
+        offloads=job_config.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
-        name, _ = job.find_key("disable_loss_parallel", "parallelism", "training")
-        reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
+        name, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
+        reader.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
         gathering = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
-        reading.notes.append(
+        reader.notes.append(
             f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathering}"
         )
     if settings.async_tensor_parallel:
-        reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
+        reader.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
     if is_2024_form:
-        reading.notes.append("the file has the form of 2024: torchtitan of 2024-12-26, unless --framework-version")
+        reader.notes.append("the file has the form of 2024: torchtitan of 2024-12-26, unless --framework-version")
     return settings
 
 
@@ -540,50 +553,50 @@ SMALL = "auto_filter_small_kn"
 """The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
-def _float8_settings(job: _Job, layout: Layout) -> Float8 | None:
+def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
-    reading = job.reading
-    converters = job.find_key("converters", "model")[1] or []
+    reader = job_config.reading
+    converters = job_config.find_key("converters", "model")[1] or []
     names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(names, list):
-        raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
+        raise reader.wrong("model.converters", f"{shown(converters)}; expected a list")
     for converter in names:
         if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
-            reading.unknown[f"model.converters: {str(converter)[:40]}"] = reason
-    enabled = job.flag_of("enable_float8_linear", False, "float8")
+            reader.unknown[f"model.converters: {str(converter)[:40]}"] = reason
+    enabled = job_config.flag_of("enable_float8_linear", False, "float8")
     if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
-    section, table = _float8_table(job)
+    section, table = _float8_table(job_config)
     recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reading.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+        raise reader.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skips, str):
         skips = [layer.strip() for layer in skips.split(",") if layer.strip()]
     if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
-        raise reading.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
+        raise reader.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
     name = f"{section}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
+    gathers_float8 = flag_value(reader, name, table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
-        raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
+        raise reader.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small, skipped_layers = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
     return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
 
 
-def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
+def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
-    section: Any = job.data.get("quantize")
+    section: Any = job_config.data.get("quantize")
     for name in ("linear", "float8"):
         section = section.get(name) if isinstance(section, Mapping) else None
     if isinstance(section, Mapping):
         return "quantize.linear.float8", section
-    return "float8", job.data.get("float8", {})
+    return "float8", job_config.data.get("float8", {})
 
 
-def _is_loss_compiled(job: _Job) -> bool | None:
+def _is_loss_compiled(job_config: _Job) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
-    if "compile" not in job.data:
+    if "compile" not in job_config.data:
         return None
-    components = job.find_key("components", "compile")[1]
-    return job.flag_of("enable", False, "compile") and (components is None or "loss" in components)
+    components = job_config.find_key("components", "compile")[1]
+    return job_config.flag_of("enable", False, "compile") and (components is None or "loss" in components)

@@ -38,7 +38,7 @@ class Llama(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The arguments of a mixture of experts, under torchtitan's names. width: of one expert (`moe_inter_dim`)."""
+    """The arguments of a mixture of experts, under torchtitan's names. width: one expert's (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int
@@ -92,7 +92,7 @@ class Llama4(NamedTuple):
     nope_step: int = 0
 
     def expert_width(self) -> int:
-        """Width of an expert: that of the dense network before it is rounded, over two experts, rounded up."""
+        """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
         width = int(2 * (4 * self.sizes.dim) / 3)
         width = width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * width)
         width = int(width / 2)
@@ -164,15 +164,15 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of a job's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
+def flavor(name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+    """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
     family = next((family_name for family_name in FAMILIES if family_name in name), None)
     if family is None:
         raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected {', '.join(FAMILIES)}")
-    base_size = next((size.removesuffix(suffix) for suffix in MASKED if size.endswith(suffix)), size)
+    base_size = next((model_size.removesuffix(suffix) for suffix in MASKED if model_size.endswith(suffix)), model_size)
     tables: dict[str, dict[str, Any]] = {
         "llama2": LLAMA2,
         "llama3": LLAMA3,
@@ -184,8 +184,8 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
     flavors = tables[family]
     if base_size not in flavors:
         raise InputError(
-            f"{origin}: model.flavor: '{size[:60]}' is not known; expected one of {', '.join(flavors)}."
-            f"{suggest(size, list(flavors))}"
+            f"{origin}: model.flavor: '{model_size[:60]}' is not known; expected one of {', '.join(flavors)}."
+            f"{suggest(model_size, list(flavors))}"
         )
     if family == "gpt_oss":
         from ...sources.presets import load_preset

@@ -48,57 +48,61 @@ def is_python(text: str) -> bool:
     return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
 
 
-def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a configuration function. The arguments of `source` are its name and overrides.
+def read_python(text: str, source_file: Source) -> Launch:
+    """Returns the training run of a configuration function. The arguments of `source_file` are its name and overrides.
 
     Raises `InputError`, which names file, function and field.
     """
-    with reading_of(source) as reading:
-        configurations = Configurations(parse_python(text, source.where))
+    with reading_of(source_file) as reader:
+        configurations = Configurations(parse_python(text, source_file.where))
         names = [name for name in configurations.functions if name.startswith(FAMILIES)] or [
             name for name in configurations.functions if not name.startswith("_")
         ]
-        words = [word for word in source.arguments if "=" not in word]
+        words = [word for word in source_file.arguments if "=" not in word]
         name = words[0] if words else ""
         if name not in names:
             problem = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
-            raise reading.wrong(
+            raise reader.wrong(
                 "config",
                 f"the file has {problem}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
-                f"'{source.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip("."),
+                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
+                    "."
+                ),
             )
         try:
             config = configurations.of(name)
         except RecursionError:
-            raise reading.wrong(name, "nested too deeply; expected a configuration") from None
-        for word in source.arguments:
+            raise reader.wrong(name, "nested too deeply; expected a configuration") from None
+        for word in source_file.arguments:
             key, equals_sign, value = word.lstrip("-").partition("=")
             if equals_sign:
                 config[key] = plain_value(value)
-        return _read_configuration(reading, config, name)
+        return _read_configuration(reader, config, name)
 
 
-def _read_configuration(reading: Reading, config: Config, name: str) -> Launch:
+def _read_configuration(reader: Reading, config: Config, name: str) -> Launch:
     family = next((family for family in FAMILIES if name.startswith(family)), None)
-    size = config.get("model_spec.0", config.get("model_spec.flavor"))
-    if family is None or not isinstance(size, str):
-        raise reading.wrong(
+    model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
+    if family is None or not isinstance(model_size, str):
+        raise reader.wrong(
             "model_spec", f"the model of {name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}"
         )
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
-        reading.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    launch = read_job(_job_sections(reading, config), reading, flavor(family, size, reading.where))
-    settings = dict(launch.settings)
+        reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
+    launched_run = read_job(_job_sections(reader, config), reader, flavor(family, model_size, reader.where))
+    settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
-        reading.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
+        reader.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
         settings["cross_entropy"] = "chunked"
     if config.get("training.disable_cuda_graphs") is not True:
-        reading.notes.append("CUDA graphs are not counted")
-    return replace(launch, settings=settings, notes=tuple(reading.notes), version="2026-08-21", program="torchtitan")
+        reader.notes.append("CUDA graphs are not counted")
+    return replace(
+        launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21", program="torchtitan"
+    )
 
 
-def _job_sections(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
+def _job_sections(reader: Reading, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
@@ -106,29 +110,27 @@ def _job_sections(reading: Reading, config: Config) -> dict[str, dict[str, Any]]
         if section not in SECTIONS or not field or CALLED in field or key in IGNORED_KEYS:
             continue
         if isinstance(value, Unknown):
-            raise reading.wrong(key, f"{value.text} is not read; expected {key}=… behind the configuration's name")
+            raise reader.wrong(key, f"{value.text} is not read; expected {key}=… behind the configuration's name")
         if section != "optimizer":
             job[section][field] = value
     training = job["training"]
     if "seq_len" not in training:
-        training |= _batch_settings(reading, config, job["parallelism"])
-    job["activation_checkpoint"] |= _checkpointing_mode(reading, config)
+        training |= _batch_settings(reader, config, job["parallelism"])
+    job["activation_checkpoint"] |= _checkpointing_mode(reader, config)
     optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
-        reading.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
+        reader.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
     return job
 
 
-def _batch_settings(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+def _batch_settings(reader: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
-    context = size_of(
-        reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
-    )
-    tokens = size_of(reading, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    context = size_of(reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT))
+    tokens = size_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
     if tokens % context:
-        raise reading.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
+        raise reader.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
     batch = tokens // context
-    pieces = size_of(reading, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1))
+    pieces = size_of(reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1))
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
         pieces = 1
     else:
@@ -136,7 +138,7 @@ def _batch_settings(reading: Reading, config: Mapping[str, Any], parallelism: di
     return {"local_batch_size": batch * pieces, "seq_len": context}
 
 
-def _checkpointing_mode(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpointing_mode(reader: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
     called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called.startswith("ActivationCheckpointConfig"):
@@ -146,6 +148,6 @@ def _checkpointing_mode(reading: Reading, config: Mapping[str, Any]) -> dict[str
     checkpointing_mode = CHECKPOINTING.get(called.partition(".")[0])
     if checkpointing_mode is None:
         if called:
-            raise reading.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
-        reading.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
+            raise reader.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
+        reader.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
     return {"mode": checkpointing_mode, **({"selective_ac_option": "op"} if checkpointing_mode == "selective" else {})}

@@ -86,46 +86,48 @@ IN_PLACE = date(2025, 12, 2)
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """Returns torchtitan's date: the given version, or the date of the job's form; None for the newest."""
+    """Returns torchtitan's date: the requested version, or the date of the job's form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
 def torchtitan_training(
-    spec: ModelSpec, training: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
+    spec: ModelSpec, training_config: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
     """Returns torchtitan's training settings and its arguments of `fully_shard`.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
 
-    training: the same training on one device.
+    training_config: the same training on one device.
     version: the date of torchtitan; None (default) for the newest.
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for adapters under version 1 of FSDP.
     """
     version = torchtitan_date(version, settings)
-    dtype, frozen_format = "float32" if training.master else training.dtype, ""
+    dtype, frozen_format = "float32" if training_config.master else training_config.dtype, ""
     reduction_format = settings.reduced or (
-        "float32" if training.gradient_dtype is None else training.gradient_dtype.name
+        "float32" if training_config.gradient_dtype is None else training_config.gradient_dtype.name
     )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
         eager_loss = not settings.compiled_loss
-    choices = replace(training.choices, joined_rope=True)
-    training = replace(training, master=False, gradient_dtype=None, choices=choices)
-    if training.adapters is not None:
+    choices = replace(training_config.choices, joined_rope=True)
+    training_config = replace(training_config, master=False, gradient_dtype=None, choices=choices)
+    if training_config.adapters is not None:
         if settings.flat:
             raise InputError(
                 "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
                 "too; expected fsdp_version 2"
             )
-        frozen_format, dtype = dtype, training.adapters.dtype.name
-        training = replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
+        frozen_format, dtype = dtype, training_config.adapters.dtype.name
+        training_config = replace(
+            training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype])
+        )
     if eager_loss:
-        training = replace(training, choices=replace(training.choices, compiled_loss=False))
-    splits = has_separate_head and head_sharing_reason(spec, training) == ""
-    return training, Fsdp(
+        training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
+    splits = has_separate_head and head_sharing_reason(spec, training_config) == ""
+    return training_config, Fsdp(
         dtype,
         reduction_format,
         keeps_last=not has_separate_head,
@@ -140,7 +142,7 @@ def torchtitan_training(
     )
 
 
-def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
+def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp = TITAN) -> Sharding:
     """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -152,45 +154,53 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    if not optimizer(training.optimizer).by_element:
-        supported_optimizers = " or ".join(record.name for record in optimizers() if record.by_element)
-        raise InputError(
-            f"--optimizer {training.optimizer}: on shards it is not modelled; expected {supported_optimizers}"
+    if not optimizer(training_config.optimizer).by_element:
+        supported_optimizers = " or ".join(
+            framework_record.name for framework_record in optimizers() if framework_record.by_element
         )
-    for name in (fsdp.dtype, fsdp.reduced):
+        raise InputError(
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {supported_optimizers}"
+        )
+    for name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
     for is_modelled, description in (
-        (training.adapters is not None and training.adapters.base == "int8", "adapters over weights in 8 bits"),
-        (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
-        (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
-        (training.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),
-        (training.autocast, "autocast beside its own mixed precision"),
-        (training.master, "master weights: the shards themselves have their format"),
-        (training.optimizer_in_backward, "the optimizer in the backward pass"),
-        (training.gradient_dtype is not None, "sums of gradients in a format of their own"),
-        (training.keeps_gradients, "gradients that are set to zero"),
-        (fsdp.offloads and layout.pp > 1, "shards on the host in a pipeline"),
-        (fsdp.offloads and fsdp.float8 is not None, "shards on the host beside products in 8 bits"),
+        (
+            training_config.adapters is not None and training_config.adapters.base == "int8",
+            "adapters over weights in 8 bits",
+        ),
+        (training_config.adapters is not None and bool(training_config.adapters.copies), "--modules-to-save"),
+        (training_config.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
+        (
+            training_config.adapters is not None and fsdp_settings.float8 is not None,
+            "adapters beside products in 8 bits",
+        ),
+        (training_config.autocast, "autocast beside its own mixed precision"),
+        (training_config.master, "master weights: the shards themselves have their format"),
+        (training_config.optimizer_in_backward, "the optimizer in the backward pass"),
+        (training_config.gradient_dtype is not None, "sums of gradients in a format of their own"),
+        (training_config.keeps_gradients, "gradients that are set to zero"),
+        (fsdp_settings.offloads and layout.pp > 1, "shards on the host in a pipeline"),
+        (fsdp_settings.offloads and fsdp_settings.float8 is not None, "shards on the host beside products in 8 bits"),
     ):
         if is_modelled:
             raise InputError(f"FSDP2 with {description} is not modelled")
-    formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
+    formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
-    frozen_dtype = DTYPES[fsdp.frozen] if fsdp.frozen else None
+    frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
     return Sharding(
         layout.shards,
         index,
         layout.hsdp_replicas,
         *formats,
-        fsdp.float8,
+        fsdp_settings.float8,
         layout.tp,
-        fsdp.divides_loss,
+        fsdp_settings.divides_loss,
         frozen_dtype,
-        fsdp.copies_gathered,
-        fsdp.overlaps,
-        fsdp.offloads,
+        fsdp_settings.copies_gathered,
+        fsdp_settings.overlaps,
+        fsdp_settings.offloads,
     )
 
 
@@ -208,27 +218,27 @@ class FsdpRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         sharding: Sharding,
-        fsdp: Fsdp = TITAN,
+        fsdp_settings: Fsdp = TITAN,
         reshard: bool = True,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
-        meter: Meter | Recorder | None = None,
+        memory_meter: Meter | Recorder | None = None,
         program: RankFlow | None = None,
         ring: Ring | None = None,
     ) -> None:
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
-        super().__init__(spec, training, layers, workspace, meter, program)
-        self.fsdp: Fsdp = fsdp
+        super().__init__(spec, training_config, layers, workspace, memory_meter, program)
+        self.fsdp: Fsdp = fsdp_settings
         self.reshard: bool = reshard
         self.lowering.ring = ring
         self.traffic: Traffic = Traffic(self.graph, sharding)
-        self.stacks: list[str] = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (reason := head_sharing_reason(spec, training)):
+        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
+        if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
+        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
     def set_up(self) -> None:
         """Creates the parameters' shards, and configures resharding and prefetch."""
@@ -236,7 +246,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; of identical ones only one runs."""
+        """Runs the micro-batches of a step; only one of several identical ones runs."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
@@ -257,23 +267,23 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool
+    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshard: bool
 ) -> None:
     """Sets for each group whether it reshards after the forward pass, and which groups it prefetches.
 
     stacks: per stack, the path of its layers.
     """
     last_layer = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
-    for layer, group in groups.items():
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last_layer)
-        group.reshards = reshard and not stays_gathered
-    if fsdp.prefetch:
+    for layer, parameter_group in groups.items():
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and layer == last_layer)
+        parameter_group.reshards = reshard and not stays_gathered
+    if fsdp_settings.prefetch:
         for path in stacks:
-            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
+            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
 
 def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
-    """Sets which layers each layer prefetches. prefetched_layers: their number."""
+    """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
     for i, group in enumerate(layers):
         if i + prefetched_layers < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
@@ -281,20 +291,20 @@ def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
             group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
 
 
-def head_sharing_reason(spec: ModelSpec, training: Training) -> str:
+def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
-    if training.choices.cross_entropy in ("chunked", "split") or training.include:
+    if training_config.choices.cross_entropy in ("chunked", "split") or training_config.include:
         return "the loss runs the head"
     return ""
 
 
 def record(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     sharding: Sharding,
-    fsdp: Fsdp = TITAN,
+    fsdp_settings: Fsdp = TITAN,
     reshard: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
@@ -302,13 +312,36 @@ def record(
     ring: Ring | None = None,
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
-    run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
-    run.set_up()
-    set_up = meter.cut()
-    run.next_batch()
-    batch = meter.cut()
-    run.micro_batches()
-    recorded_run = repeat_steps(run, meter, set_up, batch, meter.cut())
+    training_run = FsdpRun(
+        spec,
+        training_config,
+        sharding,
+        fsdp_settings,
+        reshard,
+        layers,
+        workspace,
+        memory_meter := Recorder(),
+        program,
+        ring,
+    )
+    training_run.set_up()
+    set_up = memory_meter.cut()
+    training_run.next_batch()
+    batch = memory_meter.cut()
+    training_run.micro_batches()
+    recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
     return recorded_run or two_steps(
-        FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
+        FsdpRun(
+            spec,
+            training_config,
+            sharding,
+            fsdp_settings,
+            reshard,
+            layers,
+            workspace,
+            memory_meter := Recorder(),
+            program,
+            ring,
+        ),
+        memory_meter,
     )

@@ -28,11 +28,11 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
 
     unsharded_shapes: Mapping[str, Shape] = {}
 
-    def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from now on."""
-        super().shard(traffic, layer_paths, splits)
-        self.divides_loss: bool = traffic.sharding.divides_loss
-        self.copies_gathered: bool = traffic.sharding.copies_gathered
+        super().shard(communication, layer_paths, splits)
+        self.divides_loss: bool = communication.sharding.divides_loss
+        self.copies_gathered: bool = communication.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
         """Creates the parameters, and records their shapes before sharding."""
@@ -50,12 +50,12 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return self.unsharded_shapes.get(_path_without_indices(key), shape)
 
-    def gathers_in_8_bits(self, step: Step) -> bool:
+    def gathers_in_8_bits(self, operation: Step) -> bool:
         """Whether a step's input is all-gathered in float8, with one scale per tensor (float8_tensor_parallel.py)."""
         float8 = None if self.traffic is None else self.traffic.sharding.float8
         if float8 is None or float8.recipe != "tensorwise":
             return False
-        name = f"{_path_without_indices(self.module_path())}.{step.name}".rstrip(".")
+        name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
         rows, columns = self.unsharded_shapes[f"{name}.weight"]
         return float8.converts(torchtitan_name(name), rows, columns)
 
@@ -71,12 +71,14 @@ def _path_without_indices(key: Path) -> str:
 
 def _unsharded_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
-    for name, step in named_steps(items, path):
-        if step.weight is not None and is_divided((*step.weight.ins, *step.weight.out)):
-            table = step.verb in ("table", "unread_table")
-            rows, columns = (step.weight.ins, step.weight.out) if table else (step.weight.out, step.weight.ins)
-            yield f"{name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
-            yield f"{name}.bias", (_unsharded_length(step.weight.out),)
+    for option_name, operation in named_steps(items, path):
+        if operation.weight is not None and is_divided((*operation.weight.ins, *operation.weight.out)):
+            table = operation.verb in ("table", "unread_table")
+            rows, columns = (
+                (operation.weight.ins, operation.weight.out) if table else (operation.weight.out, operation.weight.ins)
+            )
+            yield f"{option_name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
+            yield f"{option_name}.bias", (_unsharded_length(operation.weight.out),)
 
 
 def _unsharded_length(axes: Axes) -> int:

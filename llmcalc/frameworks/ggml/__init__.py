@@ -1,4 +1,4 @@
-"""Code shared by llama.cpp, ik_llama.cpp and Ollama: GGUF tensors, device placement, caches and compute buffers.
+"""Code that llama.cpp, ik_llama.cpp and Ollama share: GGUF tensors, device placement, caches and compute buffers.
 
 The shapes of `model` and `compute_graph` are what the engines' folders rely on; a file may be changed without reading
 those folders.

@@ -1,4 +1,4 @@
-"""Converts the buffers of a llama.cpp server into an `EngineMemory` of its devices and host."""
+"""Converts the buffers of a llama.cpp server into the common memory record of serving engines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .settings import GIB
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
     rules, record, model = server.rules, server.record, server.model
-    terms = []
+    memory_terms = []
     devices = (*server.devices, HOST)
     tensors_text = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
     for device in devices:
-        terms.append(
+        memory_terms.append(
             Term(
                 "model_buffer",
                 buffers.model.get(device, 0),
@@ -31,16 +31,16 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
     for device in devices:
         size = buffers.cache.get(device, 0)
         if size or device != HOST:
-            terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
+            memory_terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
     for device in devices:
         source = f"{record.compute_logs} logs compared"
         origin = f"graph of {server.micro_batch:,} tokens"
-        terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
+        memory_terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
     message = _startup_error(server, buffers)
     total_bytes = sum(buffers.total(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
-        terms=tuple(terms),
+        terms=tuple(memory_terms),
         kv_tokens=server.cells,
         blocks=server.cells,
         max_concurrency=float(server.streams) if server.streams > 1 else server.cells / length,
@@ -75,7 +75,7 @@ def _cache_origin(server: GgmlServer) -> str:
 
 
 def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
-    """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
+    """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
         needed_bytes = buffers.total(device)
         if needed_bytes > server.free:

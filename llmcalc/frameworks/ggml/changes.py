@@ -21,18 +21,18 @@ SMALL_BATCH = 128
 
 def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
-    fitted = fit(server)
-    fitted_memory = engine_memory(fitted.server, fitted.buffers, fitted.notes)
-    if not fitted.notes:
+    fitted_server = fit(server)
+    fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
+    if not fitted_server.notes:
         return fitted_memory
-    assumed_flags = {**engine_memory(server, fitted.buffers).assumed}
+    assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed}
     if "--ctx-size" in assumed_flags:
-        assumed_flags["--ctx-size"] = fitted.server.context
+        assumed_flags["--ctx-size"] = fitted_server.server.context
     return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:
-    """Returns the free bytes of the fullest GPU; negative where buffers do not fit.
+    """Returns the free bytes of the fullest GPU; negative if buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
@@ -47,13 +47,13 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
+    """Returns the server with --fit off, and with all layers on GPUs unless flags state their number."""
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
 def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int | None:
-    """Returns the largest value for which `room`, a falling function, is not negative; None if none exists.
+    """Returns the largest value for which the falling function `room` is not negative; None if there is none.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -79,18 +79,18 @@ def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int |
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """Returns the fewest layers with experts on the host (-ncmoe) for which the rest fits on the GPUs."""
-    number = len(server.model.layers)
+    """Returns the smallest -ncmoe (layers with experts on the host) with which everything else fits on the GPUs."""
+    layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
     on_gpus = _largest_fitting(
-        0, number, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=number - layers))
+        0, layer_count, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=layer_count - layers))
     )
-    return None if on_gpus is None else number - on_gpus
+    return None if on_gpus is None else layer_count - on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
-    """Returns the most layers (-ngl, with the output layer) that fit on the GPUs."""
+    """Returns the largest -ngl (GPU layers, with the output layer) that fits on the GPUs."""
     return _largest_fitting(
         0, len(server.model.layers) + 1, lambda layers: _fewest_free_bytes(_without_fit(server, n_gpu_layers=layers))
     )
@@ -132,18 +132,18 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"{typed_layer_flag}-ts {shares}", layer_flags | {"tensor_split": shares}
 
 
-def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, server's memory) of each placement, the fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.
     """
-    fixed_flags = [name for name in ("tensor_split", "device") if name in server.flags]
+    fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
     is_fixed = server.asks_for_layers or any(
-        name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
+        flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     devices = len(server.devices) if fixed_flags else 1
-    while devices <= most:
+    while devices <= most_devices:
         split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
         server_on_devices = server.with_flags(**split_flags)
         if is_fixed:
@@ -174,7 +174,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the flags of a server with a slot per user and `seq` tokens per slot.
+    """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.
     """

@@ -99,11 +99,11 @@ class Graph:
             stack = [(result, iter(result.sources))]
             while stack:
                 tensor, sources = stack[-1]
-                for source in sources:
-                    if id(source) not in self._visited:
-                        self._visited.add(id(source))
-                        if source.operation not in LEAVES:
-                            stack.append((source, iter(source.sources)))
+                for source_tensor in sources:
+                    if id(source_tensor) not in self._visited:
+                        self._visited.add(id(source_tensor))
+                        if source_tensor.operation not in LEAVES:
+                            stack.append((source_tensor, iter(source_tensor.sources)))
                             break
                 else:
                     stack.pop()
@@ -111,7 +111,7 @@ class Graph:
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Returns device → bytes of its compute buffer. A graph can be allocated only once.
+    """Returns device → bytes of its compute buffer. Each graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
@@ -140,9 +140,9 @@ def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
     for node in nodes:
         if node.place is None:  # a view
             node.place = _default_device(node, devices[0])
-        for source in node.sources:
-            if source.place is None:
-                source.place = _default_device(source, node.place)
+        for source_tensor in node.sources:
+            if source_tensor.place is None:
+                source_tensor.place = _default_device(source_tensor, node.place)
 
 
 def _default_device(tensor: Tensor, default: str) -> str:
@@ -156,13 +156,13 @@ def _default_device(tensor: Tensor, default: str) -> str:
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
-    """Returns the device of an operation's cache or weight, or the first GPU where the operation may move."""
+    """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
     if node.device is not None:
         return node.device
     if node.base is not None and node.base.is_external:
         return node.base.device
-    for source in node.sources:
-        owner = source.base or source
+    for source_tensor in node.sources:
+        owner = source_tensor.base or source_tensor
         if owner.operation == "weight":
             if owner.device == HOST and node.may_move and len(devices) > 1:
                 return devices[0]
@@ -187,15 +187,15 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
         device = node.place
         if device != current_device or (inputs and _reads_weight_elsewhere(node, current_device)):
             start, inputs, current_device = len(operations_with_copies), 0, device
-        for i, source in enumerate(node.sources):
-            if source.place == device or (device == HOST and source.operation == "input"):
+        for i, source_tensor in enumerate(node.sources):
+            if source_tensor.place == device or (device == HOST and source_tensor.operation == "input"):
                 continue
-            key = (id(source), device)
+            key = (id(source_tensor), device)
             if key not in copies:
-                copy = Tensor(source.nbytes, layout=source.layout)
+                copy = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
                 copy.place = device
                 copies[key] = copy
-                operations_with_copies.insert(start, (source, copy))
+                operations_with_copies.insert(start, (source_tensor, copy))
                 start += 1
                 inputs += 1
             node.sources[i] = copies[key]
@@ -204,7 +204,10 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
 
 
 def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
-    return any(source.place != device and (source.base or source).operation == "weight" for source in node.sources)
+    return any(
+        source_tensor.place != device and (source_tensor.base or source_tensor).operation == "weight"
+        for source_tensor in node.sources
+    )
 
 
 class _Buffer:
@@ -267,22 +270,22 @@ def _allocate_tensors(ordered: _Ordered, copies: Sequence[Tensor], pipeline: boo
                 buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
             _allocate_tensor(tensor, buffers)
     for _, sources in operations:
-        for source in sources:
-            source.children += 1
+        for source_tensor in sources:
+            source_tensor.children += 1
     for tensor in inputs.values():
         _allocate_tensor(tensor, buffers)
     for node, sources in operations:
-        for source in sources:
-            _allocate_tensor(source, buffers)
+        for source_tensor in sources:
+            _allocate_tensor(source_tensor, buffers)
         if node not in sources:
             _allocate_tensor(node, buffers)
-        for source in sources:
-            source.children -= 1
-            if source.children or source.views:
+        for source_tensor in sources:
+            source_tensor.children -= 1
+            if source_tensor.children or source_tensor.views:
                 continue
-            owner = source
-            if source.base is not None:
-                owner = source.base
+            owner = source_tensor
+            if source_tensor.base is not None:
+                owner = source_tensor.base
                 owner.views -= 1
                 if owner.views or owner.children:
                     continue

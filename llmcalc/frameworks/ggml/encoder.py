@@ -30,7 +30,11 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
     path = Path(str(name))
     if path.suffix == ".gguf" and path.is_file():
         return sum(tensor.nbytes for tensor in read_checkpoint(path).tensors)
-    towers = [site for site in sites(preset.model.tree(), frozenset({TOWERS.name})) if site.optional == TOWERS.name]
+    towers = [
+        weight_site
+        for weight_site in sites(preset.model.tree(), frozenset({TOWERS.name}))
+        if weight_site.optional == TOWERS.name
+    ]
     if not towers:
         raise InputError(
             f"--mmproj {shown(name)}: there is no such file here, and {preset.name} has no encoder of images in its "

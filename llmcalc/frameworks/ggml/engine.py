@@ -16,9 +16,7 @@ def ggml_engine(
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
 ) -> Engine:
-    """Returns the record. package: the engine's folder, which has its flags and its functions. The others: as of
-    Returns the registry record of an engine. package: the engine's folder. Other parameters as in `Engine`.
-    """
+    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and functions."""
     return Engine(
         name=name,
         title=title,

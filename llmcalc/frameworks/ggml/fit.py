@@ -30,8 +30,8 @@ class Fitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Share:
-    """The layers of one GPU. layers: their number. hosted: number of layers with experts on the host, which come last.
+class _GpuLayers:
+    """The layers of one GPU. layers: number of layers. hosted: number of them with experts on the host, the last ones.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -42,7 +42,7 @@ class _Share:
 
 
 def fit(server: GgmlServer) -> Fitted:
-    """Returns the server with flags that --fit changes until each GPU has its free margin. Without --fit, unchanged."""
+    """Returns the server with the flags that --fit chooses, so that each GPU has a free margin."""
     placement = server.placement
     fitted_server = Fitted(server, placement, server.buffers(placement))
     if not server.fits or not server.devices:
@@ -54,9 +54,9 @@ def fit(server: GgmlServer) -> Fitted:
     if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
         return fitted_server
     fixed = [
-        name
-        for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
-        if server.flags.get(name)
+        flag_name
+        for flag_name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
+        if server.flags.get(flag_name)
     ]
     if server.asks_for_layers or fixed:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
@@ -72,32 +72,37 @@ def margins(server: GgmlServer) -> list[int]:
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
     mib = [int(number_text) for number_text in mib_texts]
-    number = len(server.devices)
-    return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
+    device_count = len(server.devices)
+    return [
+        size * MIB
+        for size in (mib * device_count if len(mib) == 1 else [*mib, *[mib[-1]] * device_count])[:device_count]
+    ]
 
 
-def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
-    totals = [fitted.buffers.total(device) for device in fitted.server.devices]
+def _keeps_margins(fitted_server: Fitted, targets: list[int]) -> bool:
+    totals = [fitted_server.buffers.total(device) for device in fitted_server.server.devices]
     return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
 
 
-def _used_bytes(fitted: Fitted) -> int:
-    return sum(fitted.buffers.total(device) for device in fitted.server.devices)
+def _used_bytes(fitted_server: Fitted) -> int:
+    return sum(fitted_server.buffers.total(device) for device in fitted_server.server.devices)
 
 
-def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
+def _with_less_context(fitted_server: Fitted, targets: list[int]) -> Fitted:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
-    server = fitted.server
-    longest_context, used = server.context, _used_bytes(fitted)
+    server = fitted_server.server
+    longest_context, used = server.context, _used_bytes(fitted_server)
     least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
     if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
-        return fitted
-    target_bytes, number = sum(targets), len(server.devices)
-    if number > 1:
-        layer_bytes = sum(fitted.buffers.model[device] for device in server.devices) // max(
+        return fitted_server
+    target_bytes, device_count = sum(targets), len(server.devices)
+    if device_count > 1:
+        layer_bytes = sum(fitted_server.buffers.model[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
         )
-        target_bytes -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+        target_bytes -= (
+            (device_count + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+        )
     shortest_server = _with_context(server, least_context)
     smallest_bytes = _used_bytes(shortest_server)
     if target_bytes <= smallest_bytes:
@@ -117,7 +122,7 @@ def _with_context(server: GgmlServer, context: int) -> Fitted:
 
 @dataclass
 class _Fit:
-    """The search for each GPU's layers. fitted: the server with its context. targets: most bytes to use per GPU."""
+    """The search for each GPU's layers. fitted: the server with its context. targets: byte limit of each GPU."""
 
     fitted: Fitted
     targets: list[int]
@@ -126,96 +131,102 @@ class _Fit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def placement_of(self, shares: list[_Share]) -> Placement:
+    def placement_of(self, shares: list[_GpuLayers]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
-        number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
-        layers_by_gpu = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
-        layers = Layers(number, self.server.devices, on_gpus, layers_by_gpu, True)
+        layer_count, on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
+        layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in shares) if on_gpus else self.server.split
+        layers = Layers(layer_count, self.server.devices, on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
-        layer = number + 1 - on_gpus
-        for i, share in enumerate(shares):
-            layer += share.layers - share.hosted
-            for j in range(layer, layer + share.hosted):
-                if j == layer and share.overflow:
+        layer = layer_count + 1 - on_gpus
+        for i, gpu_layers in enumerate(shares):
+            layer += gpu_layers.layers - gpu_layers.hosted
+            for j in range(layer, layer + gpu_layers.hosted):
+                if j == layer and gpu_layers.overflow:
                     next_device = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
-                    partial_layers.append((j, share.overflow, next_device))
+                    partial_layers.append((j, gpu_layers.overflow, next_device))
                 else:
                     hosted_layers.add(j)
-            layer += share.hosted
+            layer += gpu_layers.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers_of(self, shares: list[_Share]) -> Buffers:
-        placement = self.placement_of(shares)
-        on_gpus = sum(share.layers for share in shares)
+    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
+        placement = self.placement_of(layers_by_gpu)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def keeps_margins(self, shares: list[_Share], *numbers: int) -> bool:
+    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
         """Whether all GPUs keep their free margin with these layers."""
-        buffers = self.buffers_of(shares)
-        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
+        buffers = self.buffers_of(layers_by_gpu)
+        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu))
 
     def place_layers(self) -> Fitted:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
-        number = len(self.server.model.layers)
+        layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
-        shares = [_Share()] * len(self.server.devices)
-        for i in reversed(range(len(shares))):
-            unplaced = number + 1 - sum(share.layers for share in shares)
-            shares = self._with_most_layers(shares, i, unplaced, has_experts)
-        if has_experts and sum(share.layers for share in shares) == number + 1:
-            shares = self._with_experts(shares)
-        on_gpus = sum(share.layers for share in shares)
-        placement = self.placement_of(shares)
+        layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
+        for i in reversed(range(len(layers_by_gpu))):
+            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced, has_experts)
+        if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
+            layers_by_gpu = self._with_experts(layers_by_gpu)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+        placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
-        note = f"--fit places {on_gpus} of {number + 1} layers on GPUs (with the output)"
+        note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
         note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
-    def _with_most_layers(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
-        """Returns the shares with as many layers, without their experts, as fit on GPU `i`."""
+    def _with_most_layers(
+        self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
+    ) -> list[_GpuLayers]:
+        """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
 
-        def with_layers(layers: int) -> list[_Share]:
-            hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
-            return [*shares[:i], _Share(layers, hosted_layers), *shares[i + 1 :]]
+        def with_layers(layers: int) -> list[_GpuLayers]:
+            hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
         return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
-    def _with_experts(self, shares: list[_Share]) -> list[_Share]:
-        """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
-        for i in range(len(shares)):
-            hosted_layers = sum(share.hosted for share in shares)
+    def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
+        """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
+        for i in range(len(layers_by_gpu)):
+            hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
             if not hosted_layers:
                 break
-            shares = _with_moved_layers(shares, i, self._most_movable_layers(shares, i, hosted_layers))
-            if sum(share.hosted for share in shares) and not shares[i].overflow:
-                shares = self._with_partial_layer(shares, i)
-        return shares
+            layers_by_gpu = _with_moved_layers(
+                layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layers)
+            )
+            if sum(gpu_layers.hosted for gpu_layers in layers_by_gpu) and not layers_by_gpu[i].overflow:
+                layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
+        return layers_by_gpu
 
-    def _most_movable_layers(self, shares: list[_Share], i: int, most_layers: int) -> int:
-        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(shares, i, n), i))
+    def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
+        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
-    def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
-        """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
-        source = next((j for j, share in enumerate(shares) if share.hosted), None)
+    def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
+        """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
+        source = next((j for j, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
-            return shares
-        changed_shares = shares
+            return layers_by_gpu
+        changed_shares = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_shares = _with_overflow(shares, source, i, PARTS[expert_parts])
+            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS[expert_parts])
             if not self.keeps_margins(trial_shares, i, i + 1):
                 break
             changed_shares = trial_shares
-        if changed_shares is shares:
-            trial_shares = _with_overflow(shares, source, i, PARTS["attention"])
-            changed_shares = trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else shares
+        if changed_shares is layers_by_gpu:
+            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS["attention"])
+            changed_shares = (
+                trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
+            )
         return changed_shares
 
 
-def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share]:
-    """Returns the shares with layers moved to GPU `i` together with their hosted experts, from the first GPU on."""
-    result = list(shares)
+def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
+    """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
+    result = list(layers_by_gpu)
     layers_left = number
     for j, share in enumerate(result):
         taken_layers = min(layers_left, share.hosted)
@@ -225,9 +236,9 @@ def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share
     return result
 
 
-def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
-    """Returns the shares with one layer moved to a GPU, except the parts of its experts in `overflow`."""
-    result = list(shares)
+def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
+    """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
+    result = list(layers_by_gpu)
     if source != i:
         result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
         result[i] = replace(result[i], layers=result[i].layers + 1, hosted=result[i].hosted + 1)
@@ -236,7 +247,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
 
 
 def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds`, a monotone condition, is true; 0 if none is."""
+    """Returns the largest number up to `limit` for which the monotone condition `holds` is true; 0 if there is none."""
     if holds(limit):
         return limit
     low, high = 0, limit

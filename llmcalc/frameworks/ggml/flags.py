@@ -71,6 +71,6 @@ IDLE = (
 
 
 def cache_types(*more: str) -> tuple[Flag, Flag]:
-    """Returns the flags of the number formats of cached keys and values. more: formats that only one engine has."""
+    """Returns the flags of the number formats of cached keys and values. more: formats of one engine only."""
     words = (*CACHE_TYPES, *more)
     return Flag(("--cache-type-k", "-ctk"), "word", words), Flag(("--cache-type-v", "-ctv"), "word", words)

@@ -1,4 +1,4 @@
-"""The functions in the registry record of every engine that is based on ggml."""
+"""The functions that all engines based on ggml have in their registry records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .server import GgmlServer
 
 
 class ServerFunctions(NamedTuple):
-    """The functions of a registry record. server: (preset, hardware, version, flags) → a server of the engine."""
+    """The functions of a registry record.
+
+    server: creates the engine's server from preset, hardware, version and flags.
+    """
 
     server: Callable[[Preset, Hardware, EngineVersion, Mapping[str, Any]], GgmlServer]
 
@@ -30,7 +33,7 @@ class ServerFunctions(NamedTuple):
         return changes.candidates(self.server(preset, hardware, version, flags))
 
     def layouts(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
     ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
         """Yields (flags, server's memory) of each placement, the fewest devices first."""
-        return changes.layouts(self.server(preset, hardware, version, flags), most)
+        return changes.layouts(self.server(preset, hardware, version, flags), most_devices)

@@ -176,7 +176,7 @@ class GgufModel:
 
     @property
     def scheme(self) -> str:
-        """The name of the weights' number format."""
+        """The name of the number format of the weights."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:
@@ -210,8 +210,8 @@ class GgufModel:
 
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
-        number = len(self.layers)
-        loaded = tuple(tensor for tensor in self.stored if tensor.layer is None or tensor.layer < number)
+        layer_count = len(self.layers)
+        loaded = tuple(tensor for tensor in self.stored if tensor.layer is None or tensor.layer < layer_count)
         if any(tensor.name == OUTPUT for tensor in loaded):
             return loaded
         return (*loaded, *(t._replace(name=OUTPUT) for t in loaded if t.name == EMBEDDING))
@@ -228,14 +228,14 @@ class GgufModel:
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors of the multi-token-prediction modules, with the number formats of further layers."""
-        number = len(self.layers)
+        layer_count = len(self.layers)
         if self.file is not None and self.quantize is None:
-            return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= number)
+            return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= layer_count)
         every_site = sites(self.preset.model.tree(), frozenset({MTP.name}))
         modules = [
-            replace(site, optional="", layer=number + (site.layer or 0))
-            for site in every_site
-            if site.optional == MTP.name
+            replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
+            for weight_site in every_site
+            if weight_site.optional == MTP.name
         ]
         sizes = self._weight_sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
         return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
@@ -247,8 +247,8 @@ class GgufModel:
 
     def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for site, nbytes in self._weight_sizes(list(sites(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(site), nbytes, site.layer)
+        for weight_site, nbytes in self._weight_sizes(list(sites(self.preset.model.tree()))):
+            yield GgufTensor(_gguf_name(weight_site), nbytes, weight_site.layer)
 
     def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
         """Returns each weight with its bytes."""
@@ -260,13 +260,16 @@ class GgufModel:
                 (site, int(stored_bytes.total)) for site, stored_bytes in scheme.store(model, weight_sites, "float32")
             ]
         return [
-            (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
-            for site in weight_sites
+            (
+                weight_site,
+                int(weight_site.tensor.size) * (bits if weight_site.tensor.role in ("matrix", "table") else 32) // 8,
+            )
+            for weight_site in weight_sites
         ]
 
 
 def _layer_places(tree_node: Place) -> Iterator[Place]:
-    """Yields each group of equal decoder layers, as a node of the model's tree."""
+    """Yields each group of equal decoder layers as a node of the model's tree."""
     for child in tree_node.children():
         if child.optional:
             continue
@@ -322,17 +325,17 @@ def _layer_shape(layer: Place) -> LayerShape:
     return shape
 
 
-def _gguf_name(site: WeightSite) -> str:
+def _gguf_name(weight_site: WeightSite) -> str:
     """Returns the name of a weight in a GGUF file."""
-    is_weight = site.tensor.role != "vector" or site.name.endswith("norm") or site.name == "sinks"
+    is_weight = weight_site.tensor.role != "vector" or weight_site.name.endswith("norm") or weight_site.name == "sinks"
     end = "weight" if is_weight else "bias"
-    if site.layer is None:
-        return f"{NAMES.get(site.path, site.path)}.weight"
-    name_in_layer = site.path.split(".", 2)[-1]
+    if weight_site.layer is None:
+        return f"{NAMES.get(weight_site.path, weight_site.path)}.weight"
+    name_in_layer = weight_site.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
     suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
     name = next((LAYER_NAMES[suffix] for suffix in suffixes if suffix in LAYER_NAMES), name_parts[-1])
-    return f"blk.{site.layer}.{name}.{end}"
+    return f"blk.{weight_site.layer}.{name}.{end}"
 
 
 def _layer_of(name: str) -> int | None:

@@ -112,38 +112,38 @@ class Pattern:
     def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""
 
-    def _parse_alternatives(self, start: int) -> int:
+    def _parse_alternatives(self, start_state: int) -> int:
         self._depth += 1
         if self._depth > 50:
             raise self._pattern_error("too many groups in one another")
-        end_states = [self._parse_sequence(start)]
+        end_states = [self._parse_sequence(start_state)]
         while self._next_character() == "|":
             self._at += 1
-            end_states.append(self._parse_sequence(start))
-        end = self._new_state()
+            end_states.append(self._parse_sequence(start_state))
+        end_state = self._new_state()
         for state in end_states:
-            self._edges[state].append((None, end))
+            self._edges[state].append((None, end_state))
         self._depth -= 1
-        return end
+        return end_state
 
-    def _parse_sequence(self, start: int) -> int:
+    def _parse_sequence(self, start_state: int) -> int:
         state = self._new_state()
-        self._edges[start].append((None, state))
+        self._edges[start_state].append((None, state))
         while self._next_character() not in ("", "|", ")"):
             state = self._parse_repetition(state)
         return state
 
-    def _parse_repetition(self, start: int) -> int:
+    def _parse_repetition(self, start_state: int) -> int:
         """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
         atom_start = self._at
-        end = self._parse_atom(start)
+        end_state = self._parse_atom(start_state)
         first_new_state = self._at
         least_times, most_times = self._parse_counts()
         text_position = self._at
         if (least_times, most_times) == (1, 1):
-            return end
-        self._edges[start].clear()
-        state = start
+            return end_state
+        self._edges[start_state].clear()
+        state = start_state
         for _ in range(least_times):
             state = self._copy_states(atom_start, first_new_state, state)
         if most_times is None:
@@ -162,13 +162,13 @@ class Pattern:
         self._at = text_position
         return state
 
-    def _copy_states(self, first_state: int, states_end: int, start: int) -> int:
+    def _copy_states(self, first_state: int, states_end: int, start_state: int) -> int:
         self._at = first_state
         new_state = self._new_state()
-        self._edges[start].append((None, new_state))
-        end = self._parse_atom(new_state)
+        self._edges[start_state].append((None, new_state))
+        end_state = self._parse_atom(new_state)
         assert self._at == states_end
-        return end
+        return end_state
 
     def _parse_counts(self) -> tuple[int, int | None]:
         """Parses `*`, `+`, `?` or `{m,n}`, and returns the fewest and the most repetitions; None for no limit."""
@@ -191,14 +191,14 @@ class Pattern:
             self._at += 1
         return counts
 
-    def _parse_atom(self, start: int) -> int:
+    def _parse_atom(self, start_state: int) -> int:
         character = self._next_character()
         if character == "(":
-            return self._parse_group(start)
+            return self._parse_group(start_state)
         if character in "*+?{":
             raise self._pattern_error("a repeat of nothing")
         self._at += 1
-        end = self._new_state()
+        end_state = self._new_state()
         step: _Step
         if character in "^$":
             step = _Anchor(character == "$")
@@ -210,16 +210,16 @@ class Pattern:
             step = lambda c: c not in "\n\r"  # noqa: E731
         else:
             step = character.__eq__
-        self._edges[start].append((step, end))
-        return end
+        self._edges[start_state].append((step, end_state))
+        return end_state
 
-    def _parse_group(self, start: int) -> int:
+    def _parse_group(self, start_state: int) -> int:
         self._at += 1
         if self._next_character() == "?":
             if self._text[self._at : self._at + 2] != "?:":
                 raise self._pattern_error("look-ahead is not modelled")
             self._at += 2
-        end = self._parse_alternatives(start)
+        end = self._parse_alternatives(start_state)
         if self._next_character() != ")":
             raise self._pattern_error("an unmatched (")
         self._at += 1

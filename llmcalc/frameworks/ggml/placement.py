@@ -63,7 +63,7 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
 
 @dataclass(frozen=True)
 class Layers:
-    """The devices of layers. number: layers of the model. devices: GPUs. on_gpus: layers on GPUs, with the output.
+    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers, with the output layer.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """
@@ -75,7 +75,7 @@ class Layers:
     output_counts_first: bool
 
     def device(self, layer: int) -> str:
-        """Returns the device of a layer; the index after the last layer stands for the output."""
+        """Returns the device of a layer; the index after the last layer means the output layer."""
         active = min(self.on_gpus, self.number + 1) if self.devices else 0
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
         if layer < start or layer - start >= active:
@@ -120,5 +120,5 @@ class Placement:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether tensors are on other devices than their layer, which turns pipeline parallelism off."""
+        """Whether any tensor is on another device than its layer, which turns pipeline parallelism off."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial)

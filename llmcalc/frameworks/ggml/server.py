@@ -23,13 +23,13 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 def cache_bytes(type_name: str, elements: int) -> int:
     """Returns the bytes of `elements` cached elements in a ggml number format."""
-    sizes = {name.lower(): (block, nbytes) for name, block, nbytes in TYPES.values()} | MORE_TYPES
+    sizes = {flag_name.lower(): (block, nbytes) for flag_name, block, nbytes in TYPES.values()} | MORE_TYPES
     block, nbytes = sizes[type_name]
     return -(-elements // block) * nbytes
 
 
 class Buffers(NamedTuple):
-    """The buffers of a server, device → bytes, with the host: tensors, caches and compute graphs."""
+    """The buffers of a server (tensors, caches, compute graphs), as device → bytes; the host is one of the devices."""
 
     model: Mapping[str, int]
     cache: Mapping[str, int]
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
         pairs = zip(self, draft, strict=True)
         return Buffers(
             *(
-                {name: model.get(name, 0) + drafts.get(name, 0) for name in {**model, **drafts}}
+                {flag_name: model.get(flag_name, 0) + drafts.get(flag_name, 0) for flag_name in {**model, **drafts}}
                 for model, drafts in pairs
             )
         )
@@ -132,9 +132,9 @@ class GgmlServer(GgmlSettings):
     def graph_buffers(
         self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Returns device → bytes of the graph of `layers` and the output. more: tensors in addition to the model's."""
+        """Returns device → bytes of the graph of `layers` and the output. more: further tensors that are loaded."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
-        rules, number = self.rules, len(self.model.layers)
+        rules, layer_count = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
         windows = {layer.window for layer in layers.values()}
@@ -151,7 +151,7 @@ class GgmlServer(GgmlSettings):
             fused_experts=bool(self.flags.get("fused_moe", rules.fused_moe)),
             has_gpus=bool(self.devices),
             keeps_attention=self.keeps_cache,
-            full_offload=self.layers_on_gpus > number,
+            full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
@@ -169,7 +169,7 @@ class GgmlServer(GgmlSettings):
         )
         pipeline = (
             len(self.devices) > 1
-            and self.layers_on_gpus > number
+            and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.keeps_cache
             and not placement.has_overrides
@@ -230,16 +230,18 @@ class GgmlServer(GgmlSettings):
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        number, modules = len(self.model.layers), self.model.modules
-        types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
+        layer_count, modules = len(self.model.layers), self.model.modules
+        types = {
+            f"cache_type_{flag_name}": self.flags.get(f"cache_type_{flag_name}_draft", "f16") for flag_name in "kv"
+        }
         module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:
             device = placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        cache_device = placement.layers.device(number) if self.keeps_cache else HOST
+        cache_device = placement.layers.device(layer_count) if self.keeps_cache else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
-        layers = {number + i: module for i, module in enumerate(modules)}
+        layers = {layer_count + i: module for i, module in enumerate(modules)}
         return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
 
     def with_flags(self, **changed: Any) -> GgmlServer:
@@ -247,7 +249,7 @@ class GgmlServer(GgmlSettings):
         return self.sharing(replace(self, flags={**self.flags, **changed}))
 
     def sharing(self, other: GgmlServer) -> GgmlServer:
-        """Returns this server with the model of another server, so that it is read once."""
+        """Returns this server with another server's model object, so that the model is read once."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
         other.__dict__["encoder_bytes"] = self.encoder_bytes

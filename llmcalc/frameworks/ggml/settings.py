@@ -67,7 +67,7 @@ class GgmlSettings(EngineServer):
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            names = [name.strip() for name in str(device_list).split(",")]
+            names = [flag_name.strip() for flag_name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -86,24 +86,28 @@ class GgmlSettings(EngineServer):
         if text is None:
             return ()
         try:
-            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
+            gpu_fractions = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
-            shares = ()
-        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
+            gpu_fractions = ()
+        if (
+            not gpu_fractions
+            or not all(0 <= gpu_layers <= 10**9 for gpu_layers in gpu_fractions)
+            or not sum(gpu_fractions)
+        ):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
-        return shares
+        return gpu_fractions
 
     @property
     def split(self) -> tuple[float, ...]:
         """The share of layers of each device; equal by default, as all devices have the same free memory."""
-        shares = self.split_shares or (1.0,) * len(self.devices)
-        if len(shares) > max(len(self.devices), 1):
-            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
-        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
+        gpu_fractions = self.split_shares or (1.0,) * len(self.devices)
+        if len(gpu_fractions) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(gpu_fractions)} shares for {len(self.devices)} devices")
+        return (*gpu_fractions, *(0.0,) * (len(self.devices) - len(gpu_fractions)))
 
     @property
     def sequences(self) -> int:
-        """The number of slots of the server, which run sequences in parallel (--parallel)."""
+        """The number of the server's slots, which run sequences in parallel (--parallel)."""
         number = int(self.flags.get("parallel", -1))
         return number if number > 0 else self.rules.parallel
 
@@ -126,7 +130,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` where neither flag nor model states it."""
+        """The tokens of the cache before padding (-c). Raises `InputError` if neither flag nor model states it."""
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
@@ -138,13 +142,13 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """The cache cells (tokens) of one stream, with padding."""
+        """The number of cache cells (tokens) of one stream of sequences, with padding."""
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
         return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
     @property
     def cells(self) -> int:
-        """The cache cells (tokens) of all streams."""
+        """The number of cache cells (tokens) of all parallel streams of sequences, with padding."""
         return self.sequence_cells * self.streams
 
     @property
@@ -168,7 +172,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """The cache format of MLA latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
+        """Format of MLA's cached latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -207,12 +211,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether a layer's cache is on the layer's device (--no-kv-offload: on the host)."""
+        """Whether a layer's cache is on the layer's device; with --no-kv-offload it is on the host."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "ctx_size": self.context,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
@@ -230,7 +234,7 @@ class GgmlSettings(EngineServer):
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
-        """Returns the cache cells of one stream for layers with a window; all in versions without windowed caches."""
+        """Returns the cache cells of one stream for layers with sliding windows; all cells in early versions."""
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
@@ -240,7 +244,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def asks_for_layers(self) -> bool:
-        """Whether the user set the number of layers on GPUs."""
+        """Whether the user set the number of GPU layers."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property

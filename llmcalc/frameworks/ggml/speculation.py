@@ -56,24 +56,24 @@ INHERITED = (
 
 def types_of(flags: Mapping[str, Any]) -> list[str]:
     """Returns the drafting methods in --spec-type."""
-    return [name.strip() for name in str(flags.get("spec_type", "none")).lower().split(",")]
+    return [flag_name.strip() for flag_name in str(flags.get("spec_type", "none")).lower().split(",")]
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the most drafted tokens per slot. Raises `InputError` for drafting methods that are not modelled."""
+    """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     types = types_of(flags)
     if flags.get("model_draft"):
         if MODULES in types:
             raise InputError(f"--spec-type {MODULES}: with --model-draft is not modelled; remove one of them")
         types.append("draft-simple")
     tokens = 0
-    for name in types:
-        if name not in TOKENS_OF_TYPES:
+    for flag_name in types:
+        if flag_name not in TOKENS_OF_TYPES:
             raise InputError(
-                f"--spec-type {shown(name)}: is not modelled; expected --model-draft, or one of "
+                f"--spec-type {shown(flag_name)}: is not modelled; expected --model-draft, or one of "
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
-        flag, default = TOKENS_OF_TYPES[name]
+        flag, default = TOKENS_OF_TYPES[flag_name]
         tokens = max(tokens, int(flags.get(flag, default)))
     return tokens
 
@@ -97,9 +97,9 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 
 
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
-    """Returns the flags of the draft model as a server. context: tokens of the target model's cache."""
-    inherited = {name: flags[name] for name in INHERITED if name in flags}
-    chosen_flags = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
+    """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
+    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED if flag_name in flags}
+    chosen_flags = {field: flags[flag_name] for flag_name, field in OF_THE_DRAFT.items() if flag_name in flags}
     return {
         **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

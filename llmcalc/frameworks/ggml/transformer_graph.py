@@ -127,21 +127,21 @@ class _Builder:
     def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
-    def _view(self, source: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """Returns a view of a tensor. offset: whether it begins within its source."""
-        layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
-        return Tensor(source.nbytes, (source,), "view", layout, has_offset=offset)
+    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
+        """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
+        layout = None if elements is None else (*elements, input_tensor.layout[-1] if input_tensor.layout else F32)
+        return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=offset)
 
-    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int) -> Tensor:
+    def matmul(self, name: str, layer: int | None, rows: int, input_tensor: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
         may_move = self.rules.moves(tokens) and self.settings.moves_weights
-        return self._new((rows, tokens), weight, source, may_move=may_move)
+        return self._new((rows, tokens), weight, input_tensor, may_move=may_move)
 
-    def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
+    def norm(self, name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
         weight = self._weight(name, layer)
         if self.rules.style == "ik":
-            return Tensor(source.nbytes, (source, weight), "new", source.layout)
-        normed = self._inplace(source, source)
+            return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
+        normed = self._inplace(input_tensor, input_tensor)
         if layer is not None and self.settings.full_offload:
             normed.device = self.layer_device(layer)
         return self._inplace(normed, normed, weight)
@@ -162,9 +162,9 @@ class _Builder:
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def _store_in_cache(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
+    def _store_in_cache(self, cache: Tensor, input_tensor: Tensor, row_numbers: Tensor | None = None) -> Tensor:
         numbers = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
-        return Tensor(0, (source, *numbers, cache), "store")
+        return Tensor(0, (input_tensor, *numbers, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
@@ -209,7 +209,7 @@ class _Builder:
         return merged_heads
 
     def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """Adds latent attention: with expanded keys and values, absorbed products, or ik's modes."""
+        """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
         rank, rope, nope, _, query_rank = latent
@@ -376,29 +376,29 @@ class _Builder:
             return self._inplace(activated_gate, activated_gate, up)
         return Tensor(up.nbytes, (gate, up), "new", up.layout)
 
-    def network(self, i: int, end: str, width: int, is_gated: bool, source: Tensor, tokens: int) -> Tensor:
-        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, width, source, tokens)
+    def network(self, i: int, end: str, width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
+        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, width, input_tensor, tokens)
         if is_gated:
-            up = self.gated(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, source, tokens), up)
+            up = self.gated(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, input_tensor, tokens), up)
         else:
             up = self._inplace(up, up)
         return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
 
-    def experts(self, i: int, layer: LayerShape, source: Tensor, tokens: int) -> Tensor:
+    def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         n, k, width = layer.experts, layer.top_k, layer.expert_width
         may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
         def product(name: str, rows: int, *sources: Tensor) -> Tensor:
             return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=may_move)
 
-        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, source, tokens)
+        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, input_tensor, tokens)
         probabilities = self._inplace(logits, logits)
         sorted_experts = self._new((n, tokens), probabilities, bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
         weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
         if self.rules.store_rows:
             self.graph.expand(weights)
-        rows = self._view(source, (self.hidden, 1, tokens))
+        rows = self._view(input_tensor, (self.hidden, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
             inner_states = product("ffn_up_exps", width, gate_weight, rows, chosen_experts)

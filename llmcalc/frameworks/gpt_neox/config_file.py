@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX: a model of its arguments, trained by DeepSpeed, whose keys stand beside them.
+"""Reads a config of GPT-NeoX: its own model arguments, with DeepSpeed's keys in the same table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -60,40 +60,49 @@ VOCABULARY = 50_257
 """Tokens of GPT-2, the default tokenizer; GPT-NeoX-20B's, 50,254, are padded to as many."""
 
 
-def is_gpt_neox(data: Table) -> bool:
+def is_gpt_neox(config: Table) -> bool:
     """Whether a table is a config of GPT-NeoX that describes a model."""
-    return bool(SIGNS & set(_with_underscores(data)))
+    return bool(SIGNS & set(_with_underscores(config)))
 
 
-def _with_underscores(data: Table) -> dict[str, Any]:
+def _with_underscores(config: Table) -> dict[str, Any]:
     """Returns the arguments with underscores in place of hyphens."""
-    return {str(key).replace("-", "_"): value for key, value in data.items()}
+    return {str(key).replace("-", "_"): value for key, value in config.items()}
 
 
-def read_gpt_neox(data: Table, source: Source) -> Launch:
+def read_gpt_neox(data: Table, source_file: Source) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
+    with reading_of(source_file) as reader:
         arguments = _with_underscores(data)
-        for name, values in OFF.items():
-            if name in arguments and arguments[name] not in values:
-                reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
-        mixer = _mixer_kind(reading, arguments)
-        reading.check_unknown()
-        tp, pp = (max(1, size_of(reading, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
-        spec = _model_of(reading, arguments, mixer, tp)
+        for argument_name, values in OFF.items():
+            if argument_name in arguments and arguments[argument_name] not in values:
+                reader.unknown[argument_name] = f"{shown(arguments[argument_name])} is not modelled"
+        mixer = _mixer_kind(reader, arguments)
+        reader.check_unknown()
+        tp, pp = (max(1, size_of(reader, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
+        spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
-            "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
+            "seq": size_of(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
-            **_kernel_settings(reading, arguments),
+            **_kernel_settings(reader, arguments),
         }
-        config = _deepspeed_keys(reading, arguments)
+        config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
-            run = _divided_run(reading, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings)
-            return reading.launch("gpt-neox", "megatron", spec=spec, layout=run.layout, settings=run.settings)
-        run = run_of_program(reading, config, source.world_size, run_settings)
-        reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
-        return reading.launch(
-            "gpt-neox", "deepspeed", spec=spec, layout=run.layout, settings=run.settings, own_settings=run.own_settings
+            parallel_run = _divided_run(
+                reader, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings
+            )
+            return reader.launch(
+                "gpt-neox", "megatron", spec=spec, layout=parallel_run.layout, settings=parallel_run.settings
+            )
+        parallel_run = run_of_program(reader, config, source_file.world_size, run_settings)
+        reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
+        return reader.launch(
+            "gpt-neox",
+            "deepspeed",
+            spec=spec,
+            layout=parallel_run.layout,
+            settings=parallel_run.settings,
+            own_settings=parallel_run.own_settings,
         )
 
 
@@ -106,158 +115,163 @@ ESTIMATE = (
 )
 
 
-def _divided_run(reading: Reading, config: Table, run: MegatronRun, words: Table) -> RunUnder:
-    """Returns a run whose layers are divided, as Megatron-Core runs it.
+def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, words: Table) -> LaunchSettings:
+    """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
-    config: DeepSpeed's config. run: the sizes of groups and the length. words: settings of kernels and recomputation.
+    config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
+        recomputation.
     """
-    half = [name for name in ("fp16", "bf16") if reading.table(config, name).get("enabled") is True]
+    half = [
+        argument_name
+        for argument_name in ("fp16", "bf16")
+        if reader.table(config, argument_name).get("enabled") is True
+    ]
     if not half:
-        reading.unknown["precision"] = (
+        reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
-    zero = reading.table(config, "zero_optimization")
-    stage = size_of(reading, "zero_optimization.stage", zero.get("stage", 0), least=0)
+    zero = reader.table(config, "zero_optimization")
+    stage = size_of(reader, "zero_optimization.stage", zero.get("stage", 0), least=0)
     if stage > 1:
-        reading.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
-    for name in ("cpu_offload", "offload_optimizer"):
-        if zero.get(name):
-            reading.unknown[f"zero_optimization.{name}"] = "with layers that ranks divide it is not modelled"
-    reading.check_unknown()
-    reading.notes.append(ESTIMATE)
-    sized = replace(run, distributed_optimizer=stage == 1, grad_dtype="bf16")
-    divided = megatron_run(reading, sized, reading.source.world_size, dict(words))
+        reader.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
+    for argument_name in ("cpu_offload", "offload_optimizer"):
+        if zero.get(argument_name):
+            reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
+    reader.check_unknown()
+    reader.notes.append(ESTIMATE)
+    sized = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
+    divided = megatron_run(reader, sized, reader.source.world_size, dict(words))
     replicas = divided.layout.dp
     total = config.get("train_batch_size")
-    steps = reading.size(config, "gradient_accumulation_steps", 1)
+    steps = reader.size(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
-        batch = size_of(reading, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
-        steps = steps if total is None else max(1, size_of(reading, "train_batch_size", total) // (batch * replicas))
+        batch = size_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        steps = steps if total is None else max(1, size_of(reader, "train_batch_size", total) // (batch * replicas))
     else:
-        batch = max(1, size_of(reading, "train_batch_size", total) // (steps * replicas))
+        batch = max(1, size_of(reader, "train_batch_size", total) // (steps * replicas))
     return divided._replace(settings={**divided.settings, "batch": batch, "num_microbatches": steps})
 
 
-def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _deepspeed_keys(reader: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
-    fp16_table = reading.table(arguments, "fp16")
-    kind = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
-    if kind is not None:
-        config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
+    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
+    fp16_table = reader.table(arguments, "fp16")
+    precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
+    if precision is not None:
+        config |= {"fp16": {"enabled": precision == "fp16"}, "bf16": {"enabled": precision == "bfloat16"}}
     elif fp16_table:
         config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
-    elif not reading.table(arguments, "bf16"):
-        reading.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
+    elif not reader.table(arguments, "bf16"):
+        reader.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
-        config["train_micro_batch_size_per_gpu"] = reading.size({}, "train_micro_batch_size_per_gpu", 1)
-        reading.notes.append("the batch is in another file of the run: --batch says it (1 here)")
-    config["zero_optimization"] = reading.table(arguments, "zero_optimization") or {"stage": 0}
+        config["train_micro_batch_size_per_gpu"] = reader.size({}, "train_micro_batch_size_per_gpu", 1)
+        reader.notes.append("the batch is in another file of the run: --batch says it (1 here)")
+    config["zero_optimization"] = reader.table(arguments, "zero_optimization") or {"stage": 0}
     return config
 
 
-def _kernel_settings(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _kernel_settings(reader: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
     kernel_settings: dict[str, Any] = {}
-    if reading.flag(arguments, "checkpoint_activations"):
-        layers = reading.size(arguments, "checkpoint_num_layers", 1)
+    if reader.flag(arguments, "checkpoint_activations"):
+        layers = reader.size(arguments, "checkpoint_num_layers", 1)
         kernel_settings["recompute"] = "full" if layers == 1 else f"every:{layers}"
-    if reading.flag(arguments, "layernorm_fusion") or reading.flag(arguments, "rmsnorm_fusion"):
+    if reader.flag(arguments, "layernorm_fusion") or reader.flag(arguments, "rmsnorm_fusion"):
         kernel_settings["norm"] = "fused"
     return kernel_settings
 
 
-def _mixer_kind(reading: Reading, arguments: Table) -> str:
+def _mixer_kind(reader: Reading, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records other types as unknown."""
-    config = reading.value(arguments, "attention_config", [[["global"], "all"]])
+    config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
     for entry in config if isinstance(config, list) else [config]:
         names = entry[0] if isinstance(entry, list) and entry else entry
         kinds |= set(map(str, names)) if isinstance(names, list) else {str(names)}
     if len(kinds) != 1 or not kinds <= set(MIXERS):
         kinds_text = ", ".join(sorted(kinds))[:60]
-        reading.unknown["attention_config"] = f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
+        reader.unknown["attention_config"] = f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
         return "global"
     return kinds.pop()
 
 
-def _model_of(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
+def _model_of(reader: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
     """Returns the model that GPT-NeoX's arguments describe.
 
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
     layers, width, heads, positions = (
-        size_of(reading, name, arguments.get(name))
-        for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        size_of(reader, argument_name, arguments.get(argument_name))
+        for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
-    norm = _norm_table(reading, arguments)
-    biased = reading.flag(arguments, "use_bias_in_attn_linear", True)
+    norm = _norm_table(reader, arguments)
+    biased = reader.flag(arguments, "use_bias_in_attn_linear", True)
     attention: dict[str, Any] = {
         "num_attention_heads": heads,
-        "num_key_value_heads": reading.size(arguments, "num_kv_heads", heads),
+        "num_key_value_heads": reader.size(arguments, "num_kv_heads", heads),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), biased),
     }
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
-    kind = str(reading.value(arguments, "pos_emb", "learned"))
-    if kind not in POSITIONS:
-        raise reading.wrong("pos_emb", f"{shown(kind)}; expected {', '.join(POSITIONS)}")
-    if kind == "rotary":
-        attention["position"] = _rotary_table(reading, arguments)
-    elif kind == "alibi":
+    position_type = str(reader.value(arguments, "pos_emb", "learned"))
+    if position_type not in POSITIONS:
+        raise reader.wrong("pos_emb", f"{shown(position_type)}; expected {', '.join(POSITIONS)}")
+    if position_type == "rotary":
+        attention["position"] = _rotary_table(reader, arguments)
+    elif position_type == "alibi":
         attention["position"] = {"type": "alibi"}
-    elif kind == "learned":
+    elif position_type == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
-    network = _network_table(reading, arguments, width)
+    network = _network_table(reader, arguments, width)
     block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
-    if reading.flag(arguments, "gpt_j_residual"):
-        block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
+    if reader.flag(arguments, "gpt_j_residual"):
+        block["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
-        block = {"attention": _mamba_table(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
-    multiple = tp * reading.size(arguments, "make_vocab_size_divisible_by", 128)
-    reading.filled_in["vocabulary"] = VOCABULARY
-    reading.notes.append(
+        block = {"attention": _mamba_table(reader, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
+    multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
+    reader.filled_in["vocabulary"] = VOCABULARY
+    reader.notes.append(
         f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"
     )
     table = {
         "vocab_size": ceil_div(VOCABULARY, multiple) * multiple,
         "hidden_size": width,
-        "tie_word_embeddings": not reading.flag(arguments, "no_weight_tying"),
+        "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": positions,
         "decoder": {**decoder, "block": {**block, "norm_placement": "pre"}},
     }
-    return validate(ModelSpec, table, reading.where)
+    return validate(ModelSpec, table, reader.where)
 
 
-def _mamba_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _mamba_table(reader: Reading, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
-    if reading.flag(arguments, "mamba_use_bias_in_linears"):
-        reading.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
+    if reader.flag(arguments, "mamba_use_bias_in_linears"):
+        reader.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
     return {
         "type": "mamba",
-        "intermediate_size": reading.size(arguments, "intermediate_size", 2 * width),
+        "intermediate_size": reader.size(arguments, "intermediate_size", 2 * width),
         "state_size": 16,
         "conv_kernel": 4,
         "time_step_rank": ceil_div(width, 16),
-        "use_conv_bias": reading.flag(arguments, "mamba_use_bias_in_conv", True),
+        "use_conv_bias": reader.flag(arguments, "mamba_use_bias_in_conv", True),
     }
 
 
-def _norm_table(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _norm_table(reader: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
-    name = str(reading.value(arguments, "norm", "layernorm"))
+    name = str(reader.value(arguments, "norm", "layernorm"))
     if name not in ("layernorm", "rmsnorm"):
-        raise reading.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
-    if name == "layernorm" and not reading.flag(arguments, "use_bias_in_norms", True):
+        raise reader.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
+    if name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
         return {"type": name, "bias": False}
     return {"type": name}
 
 
-def _rotary_table(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _rotary_table(reader: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
+    rotary_fraction, base = (reader.value(arguments, name, default) for name, default in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
-        raise reading.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
-    position = {"type": "rope", "rope_theta": float(size_of(reading, "rotary_emb_base", base))}
+        raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
+    position = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", base))}
     return position if rotary_fraction == 1 else {**position, "partial_rotary_factor": float(rotary_fraction)}
 
 
@@ -265,18 +279,18 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
-def _network_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _network_table(reader: Reading, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
-    activation = str(reading.value(arguments, "activation", "gelu"))
+    activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):
-        raise reading.wrong("activation", f"{shown(activation)}; expected gelu, relu, silu or {', '.join(GATED)}")
+        raise reader.wrong("activation", f"{shown(activation)}; expected gelu, relu, silu or {', '.join(GATED)}")
     if arguments.get("expansion_factor") is not None:
-        reading.unknown["expansion_factor"] = "expected intermediate_size"
-    multiple = reading.size(arguments, "mlp_multiple_of", 1)
-    inner_width = reading.size(arguments, "intermediate_size", 4 * width)
+        reader.unknown["expansion_factor"] = "expected intermediate_size"
+    multiple = reader.size(arguments, "mlp_multiple_of", 1)
+    inner_width = reader.size(arguments, "intermediate_size", 4 * width)
     inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
-    biased = reading.flag(arguments, "use_bias_in_mlp", True)
+    biased = reader.flag(arguments, "use_bias_in_mlp", True)
     return {
         "type": "mlp",
         "intermediate_size": ceil_div(inner_width, multiple) * multiple,

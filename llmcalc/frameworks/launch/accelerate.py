@@ -1,4 +1,4 @@
-"""Reads the files that `accelerate config` writes, in YAML or JSON. They name no model and no batch size.
+"""Reads the files that `accelerate config` writes, in YAML or JSON, which state no model and no batch size.
 
 Source: accelerate 1.x, commands/config and utils/dataclasses.py.
 """
@@ -13,8 +13,8 @@ from ..registry import WITHOUT_A_NAME, plugins
 from .record import (
     FP16_NOTE,
     Launch,
+    LaunchSettings,
     Reading,
-    RunUnder,
     Source,
     Table,
     default_attention,
@@ -48,67 +48,70 @@ ACCELERATE_IGNORED = frozenset(
 )
 
 
-def is_accelerate(data: Table) -> bool:
+def is_accelerate(config: Table) -> bool:
     """Whether a table of YAML or JSON is a config of accelerate."""
-    return "distributed_type" in data or all(name in data for name in ACCELERATE_SIGNS)
+    return "distributed_type" in config or all(name in config for name in ACCELERATE_SIGNS)
 
 
-def read_accelerate(data: Table, source: Source) -> Launch:
+def read_accelerate(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        return _read_tables(reading, data, source.world_size)
+    with reading_of(source_file) as reader:
+        return _read_tables(reader, config, source_file.world_size)
 
 
-def _read_tables(reading: Reading, data: Table, world_size: int | None) -> Launch:
+def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Launch:
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
-    reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
+    reader.ignored += [argument_name for argument_name in config if argument_name in ACCELERATE_IGNORED]
     unknown_keys(
-        reading,
-        data,
+        reader,
+        config,
         (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in plugins_by_type.values())),
         "",
         "no key that is known",
     )
-    if data.get("num_processes") is not None:
-        processes = size_of(reading, "num_processes", data["num_processes"])
+    if config.get("num_processes") is not None:
+        processes = size_of(reader, "num_processes", config["num_processes"])
         if world_size not in (None, processes):
-            reading.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
+            reader.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
-    device_count = reading.devices(world_size)
-    if data.get("num_machines"):
-        size_of(reading, "num_machines", data["num_machines"])
-    kind = str(data.get("distributed_type", "NO")).upper()[:40]
-    run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reading, data)}
-    if data.get("gradient_accumulation_steps") is not None:
-        steps = size_of(reading, "gradient_accumulation_steps", data["gradient_accumulation_steps"])
+    device_count = reader.devices(world_size)
+    if config.get("num_machines"):
+        size_of(reader, "num_machines", config["num_machines"])
+    distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
+    run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
+    if config.get("gradient_accumulation_steps") is not None:
+        steps = size_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = steps
-    dynamo = reading.table(data, "dynamo_config").get("dynamo_backend", "NO")
+    dynamo = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo).upper() != "NO":
         run_settings["compile"] = True
-    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=device_count), run_settings)
-    if kind in plugins_by_type:
-        name, plugin = plugins_by_type[kind]
-        run = plugin.accelerate(reading, data, device_count, run_settings)
-    elif kind in OTHER_DEVICES:
-        reading.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
-    elif kind not in WITHOUT_PLUGIN:
-        raise reading.wrong(
-            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
+    name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
+    if distributed_type in plugins_by_type:
+        name, plugin = plugins_by_type[distributed_type]
+        launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
+    elif distributed_type in OTHER_DEVICES:
+        reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
+    elif distributed_type not in WITHOUT_PLUGIN:
+        raise reader.wrong(
+            "distributed_type",
+            f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
-    settings = default_attention(reading) | run.settings
-    return reading.launch("accelerate", name, layout=run.layout, settings=settings, own_settings=run.own_settings)
+    settings = default_attention(reader) | launch_settings.settings
+    return reader.launch(
+        "accelerate", name, layout=launch_settings.layout, settings=settings, own_settings=launch_settings.own_settings
+    )
 
 
-def _precision_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    name = str(data.get("mixed_precision") or "no").lower()[:20]
+def _precision_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    name = str(config.get("mixed_precision") or "no").lower()[:20]
     if name in ("no", "false"):
         return {"precision": "fp32"}
     if name in ("bf16", "fp16"):
-        reading.notes += [FP16_NOTE] * (name == "fp16")
+        reader.notes += [FP16_NOTE] * (name == "fp16")
         return {"precision": "autocast"}
     if name == "fp8":
-        reading.unknown["mixed_precision"] = (
+        reader.unknown["mixed_precision"] = (
             "products in 8 bits, by Transformer Engine or torchao, are not modelled here"
         )
         return {}
-    raise reading.wrong("mixed_precision", f"{shown(data['mixed_precision'])}; expected no, bf16 or fp16")
+    raise reader.wrong("mixed_precision", f"{shown(config['mixed_precision'])}; expected no, bf16 or fp16")

@@ -20,25 +20,29 @@ AUTO = "auto"
 STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
-def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None) -> dict[str, Any]:
+def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch`: its file, overridden by its arguments; empty for other launchers."""
-    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
+    launcher_index = next(
+        (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
+    )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], where)
+    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
     flags = {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments.items()}
     name = flags.pop("config_file", None)
     table: dict[str, Any] = {}
     if isinstance(name, str):
         if is_unresolved(name):
-            raise InputError(f"{where}: --config_file: {unresolved_reason(name)}")
+            raise InputError(f"{name_in_errors}: --config_file: {unresolved_reason(name)}")
         if read_text is None:
-            raise InputError(f"{where}: {printable(name)}: names a file, which is not read; expected its contents")
+            raise InputError(
+                f"{name_in_errors}: {printable(name)}: names a file, which is not read; expected its contents"
+            )
         path, text = read_text(name)
-        data = parse_yaml(text, path)
-        if not isinstance(data, Mapping):
+        config = parse_yaml(text, path)
+        if not isinstance(config, Mapping):
             raise InputError(f"{path}: expected a config of accelerate")
-        table = dict(data)
+        table = dict(config)
     return _with_command_flags(table, {key: plain_value(value) for key, value in flags.items()})
 
 
@@ -68,27 +72,29 @@ def processes_of(table: Table) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
 
 
-def trainer_arguments(source: Source) -> dict[str, Any]:
+def trainer_arguments(source_file: Source) -> dict[str, Any]:
     """Returns the Trainer's arguments that are equivalent to the config of `accelerate launch`.
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
-    table = config_table(source.launcher, source.where, source.read_text)
+    table = config_table(source_file.launcher, source_file.where, source_file.read_text)
     arguments: dict[str, Any] = {}
     precision = str(table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    kind = str(table.get("distributed_type", "NO")).upper()
-    if kind == "FSDP":
+    distributed_type = str(table.get("distributed_type", "NO")).upper()
+    if distributed_type == "FSDP":
         config = table.get("fsdp_config")
         arguments |= {"fsdp": "full_shard", "fsdp_config": dict(config) if isinstance(config, Mapping) else {}}
         strategy = arguments["fsdp_config"].pop("fsdp_sharding_strategy", None)
         if strategy is not None:
             arguments["fsdp_config"]["sharding_strategy"] = strategy
-    elif kind == "DEEPSPEED":
+    elif distributed_type == "DEEPSPEED":
         arguments["deepspeed"] = _deepspeed_config(table.get("deepspeed_config"))
-    elif kind == "MEGATRON_LM":
-        raise InputError(f"{source.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED")
+    elif distributed_type == "MEGATRON_LM":
+        raise InputError(
+            f"{source_file.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED"
+        )
     return arguments
 
 

@@ -42,43 +42,43 @@ LONGEST, MOST = 400, 200
 """Largest number of letters of an expression, and of names that it stands for."""
 
 
-def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with adapters of the model's own layer names, and notes of names that stand for others.
+def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
+    """Returns the run with adapters under the model's own layer names, and notes on translated names.
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
-    launch = _with_known_modules(launch, model)
-    targets = launch.settings.get("lora_targets")
-    if not targets or "lora_targets" in launch.overridden or tuple(targets) == (ALL_LINEAR,):
-        return launch
+    launched_run = _with_known_modules(launched_run, model)
+    targets = launched_run.settings.get("lora_targets")
+    if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
+        return launched_run
     names = linear_layer_names(model.tree())
-    known: dict[str, None] = {}
+    known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        parts = [name for word in _words(target) for name in OTHER_NAMES.get(word, (word,))]
+        parts = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
         layers = [target] if target in names else [name for name in parts if name in names]
-        known |= dict.fromkeys(layers)
+        known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
         elif not layers:
             notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
-    if not known:
-        return launch
-    settings = {**launch.settings, "lora_targets": tuple(known)}
-    return replace(launch, settings=settings, notes=(*launch.notes, *notes))
+    if not known_targets:
+        return launched_run
+    settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, *notes))
 
 
-def _with_known_modules(launch: Launch, model: ModelSpec) -> Launch:
+def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run whose modules trained in full have the model's own names, where the class has others."""
-    modules = launch.settings.get("modules_to_save")
-    if not modules or "modules_to_save" in launch.overridden:
-        return launch
+    modules = launched_run.settings.get("modules_to_save")
+    if not modules or "modules_to_save" in launched_run.overridden:
+        return launched_run
     names = {place.node.name for place in model.tree().walk()}
     known = tuple(name if name in names else OTHER_MODULES.get(name, name) for name in modules)
-    return replace(launch, settings={**launch.settings, "modules_to_save": known})
+    return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known})
 
 
-def _words(target: str) -> list[str]:
+def _last_component_names(target: str) -> list[str]:
     """Returns the last components that a name, a path or an expression stands for; none of an encoder's."""
     if len(target) > LONGEST:
         return []
@@ -95,8 +95,8 @@ TOKENS = re.compile(
 
 
 def _last_components(expression: str) -> Iterator[str]:
-    """Yields the names that may end a path. Raises `ValueError` for an expression of other pieces."""
-    for alternative in _alternatives(expression):
+    """Yields the last components of paths that an expression matches. Raises `ValueError` for unsupported syntax."""
+    for alternative in _split_alternatives(expression):
         pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
         place, before = 0, ""
         while place < len(alternative):
@@ -109,7 +109,7 @@ def _last_components(expression: str) -> Iterator[str]:
                 if "." in group and not has_quantifier:
                     pieces = [list(_last_components(group))]
                 elif not has_quantifier:
-                    pieces.append(_alternatives(group))
+                    pieces.append(_split_alternatives(group))
                 continue
             match = TOKENS.match(alternative, place)
             if match is None:
@@ -130,8 +130,8 @@ def _last_components(expression: str) -> Iterator[str]:
                 yield "".join(letters)
 
 
-def _alternatives(expression: str) -> list[str]:
-    """Returns the parts between the bars outside of groups."""
+def _split_alternatives(expression: str) -> list[str]:
+    """Splits a regular expression at the bars outside of its groups."""
     parts, depth = [""], 0
     for letter in expression:
         depth += (letter == "(") - (letter == ")")
@@ -143,7 +143,7 @@ def _alternatives(expression: str) -> list[str]:
 
 
 def _end_of_group(expression: str, start: int) -> int:
-    """Returns the place of the bracket that closes a group. Raises `ValueError` without one."""
+    """Returns the position of the bracket that closes a group. Raises `ValueError` if it is missing."""
     depth = 0
     for place in range(start, len(expression)):
         depth += (expression[place] == "(") - (expression[place] == ")")

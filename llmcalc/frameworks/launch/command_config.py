@@ -1,4 +1,4 @@
-"""Finds the config file that a command names, and overrides its values with those typed in the command."""
+"""Finds the config file that a command names, and overrides its values with those in the command."""
 
 from __future__ import annotations
 
@@ -19,70 +19,72 @@ DEEPEST = 20
 """Largest number of names in a key such as `model.lora_rank`."""
 
 
-def config_place(command: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file, with start and end of the words that name it; None if the command names none.
+def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
+    """Returns a command's config file, and the range of words that name it; None if the command names none.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
-    words = command.words
-    for i, word in enumerate(words):
-        option, equals_sign, value = word.partition("=")
+    command_words = command_line.words
+    for i, command_word in enumerate(command_words):
+        option, equals_sign, value = command_word.partition("=")
         if CONFIG_OPTION.fullmatch(option):
             if equals_sign and value.endswith(CONFIG_ENDINGS):
                 return value, i, i + 1
-            if not equals_sign and i + 1 < len(words) and words[i + 1].endswith(CONFIG_ENDINGS):
-                return words[i + 1], i, i + 2
-        if i == 0 and "=" not in word and word.endswith(CONFIG_ENDINGS):
-            return word, i, i + 1
+            if not equals_sign and i + 1 < len(command_words) and command_words[i + 1].endswith(CONFIG_ENDINGS):
+                return command_words[i + 1], i, i + 2
+        if i == 0 and "=" not in command_word and command_word.endswith(CONFIG_ENDINGS):
+            return command_word, i, i + 1
     return None
 
 
-def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[str, Any]:
+def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: str) -> dict[str, Any]:
     """Returns the tables of a command's config file, overridden by the command's other words.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
     """
-    config_words = config_place(command)
+    config_words = config_place(command_line)
     words = (
-        [*command.words]
+        [*command_line.words]
         if config_words is None
-        else [*command.words[: config_words[1]], *command.words[config_words[2] :]]
+        else [*command_line.words[: config_words[1]], *command_line.words[config_words[2] :]]
     )
     typed_values: dict[str, Any] = {}
     arguments: list[str] = []
-    for word in words:
-        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", word, re.DOTALL)
+    for command_word in words:
+        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", command_word, re.DOTALL)
         if match is None:
-            arguments.append(word)
+            arguments.append(command_word)
         else:
             typed_values[match[1]] = match[2]
     typed_values |= {
-        flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()
+        flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
     for name, value in typed_values.items():
         key = printable(name)[:150]
-        _set_dotted_key(changed_config, key, _typed_value(value, f"{where}: {key}"), where)
+        _set_dotted_key(changed_config, key, _typed_value(value, f"{name_in_errors}: {key}"), name_in_errors)
     return changed_config
 
 
-def _typed_value(value: Any, where: str) -> Any:
-    """Returns the value of a word of the command; brackets are a list in YAML."""
+def _typed_value(value: Any, name_in_errors: str) -> Any:
+    """Returns the value of a word of the command; a value in brackets is a YAML list."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
-        return parse_yaml(value, where)
+        return parse_yaml(value, name_in_errors)
     return plain_value(value)
 
 
-def _set_dotted_key(table: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets the value of a dotted key, and copies the tables on its path."""
+def _set_dotted_key(table: dict[str, Any], key: str, value: Any, name_in_errors: str) -> None:
+    """Sets the value of a dotted key; the tables that contain it are copied first."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
-        raise InputError(f"{where}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
+        raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
     for inner_key in names:
         inner_table = table.get(inner_key)
         if not isinstance(inner_table, Mapping) and inner_table is not None:
-            raise InputError(f"{where}: {key}: {inner_key} is no table in the config file; expected one of its keys")
+            raise InputError(
+                f"{name_in_errors}: {key}: {inner_key} is no table in the config file; expected one of its keys"
+            )
         table[inner_key] = dict(inner_table or {})
         table = table[inner_key]
     table[name] = value

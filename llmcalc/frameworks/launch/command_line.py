@@ -69,20 +69,20 @@ def typed_launch(text: str) -> TypedLaunch:
     if not re.search(r"\s", text) or _file_exists(text):
         return TypedLaunch(text, {}, ())
     try:
-        words = shlex.split(text)
+        command_words = shlex.split(text)
     except ValueError:
         raise InputError(f"--launch: '{one_line(text)[:60]}': a quote does not end; expected FILE ARGUMENTS") from None
     variables: dict[str, str] = {}
-    while words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", words[0]):
-        name, _, value = words.pop(0).partition("=")
+    while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
+        name, _, value = command_words.pop(0).partition("=")
         variables[name] = value
-    if words and words[0] in SHELLS:
-        words.pop(0)
-    if not words:
+    if command_words and command_words[0] in SHELLS:
+        command_words.pop(0)
+    if not command_words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
-    if not variables and not _file_exists(words[0]):
+    if not variables and not _file_exists(command_words[0]):
         return TypedLaunch(text, {}, ())
-    return TypedLaunch(words[0], variables, tuple(words[1:]))
+    return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
 def _file_exists(name: str) -> bool:
@@ -95,37 +95,41 @@ def _file_exists(name: str) -> bool:
 
 def command_line(command: Command) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
-    words = list(command.words)
+    command_words = list(command.words)
     line_and_loops = (command.line, command.loops)
-    for i, word in enumerate(words):
-        name = word.rpartition("/")[2]
-        next_word = words[i + 1] if i + 1 < len(words) else ""
-        if word.endswith(".py") and not word.startswith("-"):
-            return CommandLine(words[:i], name, _without_separator(words[i + 1 :]), *line_and_loops)
+    for i, command_word in enumerate(command_words):
+        name = command_word.rpartition("/")[2]
+        next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
+        if command_word.endswith(".py") and not command_word.startswith("-"):
+            return CommandLine(command_words[:i], name, _without_separator(command_words[i + 1 :]), *line_and_loops)
         if (
-            word in ("-m", "--module")
+            command_word in ("-m", "--module")
             and next_word
             and not next_word.startswith(("torch.distributed", "-", "accelerate."))
         ):
-            return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *line_and_loops)
+            return CommandLine(
+                command_words[:i], next_word, _without_separator(command_words[i + 2 :]), *line_and_loops
+            )
         if name == "tune" and next_word == "run":
-            arguments = words[i + 2 :]
+            arguments = command_words[i + 2 :]
             start = next(
                 (program_index for program_index, text in enumerate(arguments) if text.startswith("--config")),
                 len(arguments),
             )
-            return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
+            return CommandLine([*command_words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
         if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
-            return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *line_and_loops)
+            return CommandLine(
+                command_words[:i], f"{name} {next_word}".strip(), command_words[i + 2 :], *line_and_loops
+            )
     return None
 
 
-def _without_separator(words: list[str]) -> list[str]:
+def _without_separator(command_words: list[str]) -> list[str]:
     """Returns the arguments without the `--` that ends a launcher's own arguments."""
-    return words[1:] if words[:1] == ["--"] else words
+    return command_words[1:] if command_words[:1] == ["--"] else command_words
 
 
-def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
+def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
     """Returns argument → value: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
     name = ""
@@ -135,36 +139,39 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
         if name:
             argument_values[name] = True if not values else values[0] if len(values) == 1 else list(values)
 
-    for word in words:
-        if re.match(r"--[A-Za-z]", word):
+    for command_word in command_words:
+        if re.match(r"--[A-Za-z]", command_word):
             keep()
-            name, equals_sign, value = word.partition("=")
+            name, equals_sign, value = command_word.partition("=")
             values = [value] if equals_sign else []
-        elif not word:
+        elif not command_word:
             continue
         elif name:
-            if not (values and is_unset_variable(word)):
-                values.append(word)
+            if not (values and is_unset_variable(command_word)):
+                values.append(command_word)
         else:
-            if is_unresolved(word):
-                raise InputError(f"{where}: {unresolved_reason(word)}")
-            raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
+            if is_unresolved(command_word):
+                raise InputError(f"{name_in_errors}: {unresolved_reason(command_word)}")
+            raise InputError(
+                f"{name_in_errors}: '{printable(command_word)[:60]}' stands before every argument; expected --name "
+                "value"
+            )
     keep()
     return argument_values
 
 
-def overrides_of(words: Sequence[str]) -> dict[str, Any]:
+def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value. Other words are skipped."""
     overrides: dict[str, Any] = {}
-    for word in words:
-        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", word, re.DOTALL)
+    for command_word in command_words:
+        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
         if match is not None:
             overrides[match[1]] = match[2]
     return overrides
 
 
 def plain_arguments(
-    arguments: Mapping[str, Any], reading: Reading, read: Sequence[str] | frozenset[str]
+    arguments: Mapping[str, Any], reader: Reading, read: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in their names, and with booleans and numbers converted.
 
@@ -175,7 +182,7 @@ def plain_arguments(
         name = flag.lstrip("-").replace("-", "_")
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, str) and is_unresolved(word) and name in read:
-                raise reading.wrong(flag, unresolved_reason(word))
+                raise reader.wrong(flag, unresolved_reason(word))
         values[name] = plain_value(value)
     return values
 
@@ -194,8 +201,8 @@ def plain_value(value: Any) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def model_name(reading: Reading, flag: str, value: Any) -> str:
-    """Returns the model name in an argument, with a mark before it if the name is known only when the script runs."""
+def model_name(reader: Reading, flag: str, value: Any) -> str:
+    """Returns the model name in an argument, marked if the name is known only when the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

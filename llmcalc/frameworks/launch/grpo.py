@@ -22,9 +22,9 @@ GRPO_READ = (
 
 
 def grpo_length(
-    reading: Reading, data: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
+    reader: Reading, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the sequence length of a GRPO training step, whose sequences are prompts with completions, in tokens.
+    """Returns the tokens per sequence of a GRPO training step, where a sequence is a prompt with its completion.
 
     With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
 
@@ -32,28 +32,28 @@ def grpo_length(
     has_adapters: whether adapters are trained.
     beta: the program's default of `beta`.
     """
-    if reading.value(data, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
-        reading.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
-    if _colocates(data) and data.get("vllm_mode") is None:
-        reading.filled_in["vllm_mode"] = "colocate"
-    completion = reading.size(data, "max_completion_length", 512)
-    prompt = data.get(prompt_key)
-    reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
+    if reader.value(config, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
+        reader.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
+    if _colocates(config) and config.get("vllm_mode") is None:
+        reader.filled_in["vllm_mode"] = "colocate"
+    completion = reader.size(config, "max_completion_length", 512)
+    prompt = config.get(prompt_key)
+    reader.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
     if prompt is None:
-        reading.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
+        reader.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
         return {"seq": completion}
-    return {"seq": size_of(reading, prompt_key, prompt, least=0) + completion}
+    return {"seq": size_of(reader, prompt_key, prompt, least=0) + completion}
 
 
-def _colocates(data: Table) -> bool:
+def _colocates(config: Table) -> bool:
     """Whether vLLM runs in the training processes (colocate mode), which is the default."""
-    return bool(data.get("use_vllm")) and data.get("vllm_mode", "colocate") == "colocate"
+    return bool(config.get("use_vllm")) and config.get("vllm_mode", "colocate") == "colocate"
 
 
 def colocated_rollout(
-    reading: Reading,
-    data: Table,
-    launch: Launch,
+    reader: Reading,
+    config: Table,
+    launched_run: Launch,
     *,
     utilization: float,
     max_tokens: int | None = None,
@@ -64,7 +64,7 @@ def colocated_rollout(
 ) -> Rollout:
     """Returns the rollout engine and the reference model that share devices with the trained model.
 
-    launch: the training step.
+    launched_run: the training step.
     utilization: the program's default of `vllm_gpu_memory_utilization`.
     max_tokens: tokens of a pass of the engine that the program sets; None (default) for the engine's rule.
     beta: the program's default of `beta`.
@@ -72,52 +72,52 @@ def colocated_rollout(
     source: the program's files that say so.
     reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
-    completion = reading.size(data, "max_completion_length", 512)
-    sequences = size_of(reading, "batch", launch.settings["batch"])
-    colocates = _colocates(data)
-    is_divided = launch.layout.zero == 3
-    has_reference = data.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launch.settings
-    element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
-    has_master_weights = launch.settings.get("master_weights") == "none"
-    sleeps = reading.flag(data, "vllm_enable_sleep_mode") or bool(data.get("sleep_level"))
+    completion = reader.size(config, "max_completion_length", 512)
+    sequences = size_of(reader, "batch", launched_run.settings["batch"])
+    colocates = _colocates(config)
+    is_divided = launched_run.layout.zero == 3
+    has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
+    element = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
+    has_master_weights = launched_run.settings.get("master_weights") == "none"
+    sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
     return Rollout(
         source=source,
         engine="vllm" if colocates else "",
-        flags=_engine_flags(reading, data, sequences, launch, utilization, max_tokens) if colocates else {},
+        flags=_engine_flags(reader, config, sequences, launched_run, utilization, max_tokens) if colocates else {},
         sleeps=colocates and sleeps,
         offloaded=offloaded if colocates else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
             reference_bytes or (element if has_master_weights else 4),
-            launch.layout.dp if is_divided else 1,
+            launched_run.layout.dp if is_divided else 1,
         ),
         sequences=sequences,
-        tokens=int(launch.settings.get("seq", completion)),
+        tokens=int(launched_run.settings.get("seq", completion)),
         logit_tokens=completion + 1,
         logit_bytes=8,  # float32 logits of accelerate, and their quotient by the temperature
     )
 
 
 def _engine_flags(
-    reading: Reading, data: Table, sequences: int, launch: Launch, utilization: float, max_tokens: int | None
+    reader: Reading, config: Table, sequences: int, launched_run: Launch, utilization: float, max_tokens: int | None
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
-    tensor = reading.size(data, "vllm_tensor_parallel_size", 1)
-    steps = reading.size(data, "steps_per_generation", reading.size(data, "gradient_accumulation_steps", 1))
-    batch = data.get("generation_batch_size")
+    tensor = reader.size(config, "vllm_tensor_parallel_size", 1)
+    steps = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
+    batch = config.get("generation_batch_size")
     if batch is not None:
-        all_ranks = sequences * launch.layout.world
-        steps = max(1, size_of(reading, "generation_batch_size", batch) // all_ranks)
+        all_ranks = sequences * launched_run.layout.world
+        steps = max(1, size_of(reader, "generation_batch_size", batch) // all_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor,
-        "gpu_memory_utilization": share_of(reading, "vllm_gpu_memory_utilization", data, utilization),
+        "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),
         "max_num_seqs": sequences * tensor * steps,
     }
-    if data.get("vllm_max_num_seqs") is not None:
-        flags["max_num_seqs"] = size_of(reading, "vllm_max_num_seqs", data["vllm_max_num_seqs"])
+    if config.get("vllm_max_num_seqs") is not None:
+        flags["max_num_seqs"] = size_of(reader, "vllm_max_num_seqs", config["vllm_max_num_seqs"])
     if max_tokens is not None:
         flags["max_num_batched_tokens"] = max_tokens
-    for name in ("vllm_max_model_length", "vllm_max_model_len"):
-        if data.get(name) is not None:
-            flags["max_model_len"] = size_of(reading, name, data[name])
+    for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):
+        if config.get(argument_name) is not None:
+            flags["max_model_len"] = size_of(reader, argument_name, config[argument_name])
     return flags

@@ -1,4 +1,4 @@
-"""Replaces values of a launch file by options that the user typed beside the file, for all readers."""
+"""Replaces values of a launch file by the command-line options that the user added to it."""
 
 from __future__ import annotations
 
@@ -28,55 +28,58 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 def read_with_options(
     file: LaunchFile,
     read_launch_data: Callable[[Any, Source], Launch],
-    data: Any,
-    source: Source,
+    config: Any,
+    source_file: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Returns the training run of a launch file, in which options typed beside the file replace its values.
+    """Returns the training run of a launch file, whose values the user's command-line options replace.
 
     file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
-    data: what that function reads.
+    config: what that function reads.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launch = _without_master_format(read_launch_data(data, source))
-    if not launch.program:
-        launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
+    launched_run = _without_master_format(read_launch_data(config, source_file))
+    if not launched_run.program:
+        launched_run = replace(
+            launched_run, program=file.program or file.title, version=launched_run.version or file.version
+        )
     if not options:
-        return launch
-    if file.with_options is None or not isinstance(data, Mapping):
-        return _without_master_format(override(launch, options))
-    changed_launch = read_launch_data(file.with_options(data, options, launch, source.where), source)
+        return launched_run
+    if file.with_options is None or not isinstance(config, Mapping):
+        return _without_master_format(override(launched_run, options))
+    changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
         changed_launch,
-        program=launch.program,
-        version=launch.version,
-        overridden={name: Override(value, _file_value(launch, name)) for name, value in options.items()},
+        program=launched_run.program,
+        version=launched_run.version,
+        overridden={name: Override(value, _file_value(launched_run, name)) for name, value in options.items()},
     )
 
 
-def _without_master_format(launch: Launch) -> Launch:
-    """Returns the training run, without a number format of master weights if it trains adapters."""
-    if launch.settings.get("lora_rank") is None:
-        return launch
+def _without_master_format(launched_run: Launch) -> Launch:
+    """Returns the training run, without a number format of master weights if only adapters are trained."""
+    if launched_run.settings.get("lora_rank") is None:
+        return launched_run
     return replace(
-        launch, settings={name: value for name, value in launch.settings.items() if name != "master_weights"}
+        launched_run,
+        settings={name: value for name, value in launched_run.settings.items() if name != "master_weights"},
     )
 
 
-def _file_value(launch: Launch, name: str) -> Any:
+def _file_value(launched_run: Launch, name: str) -> Any:
     """Returns the launch file's value of an option; None if the file states none."""
     if name == "framework":
-        return launch.framework
+        return launched_run.framework
     if name == "fsdp":
-        return launch.layout.dp if launch.layout.zero == 3 else None
+        return launched_run.layout.dp if launched_run.layout.zero == 3 else None
     if name in LAYOUT_OPTIONS:
-        return getattr(launch.layout, name)
-    return launch.settings.get(name)
+        return getattr(launched_run.layout, name)
+    return launched_run.settings.get(name)
 
 
-def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
+def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """Returns the training run in which options replace the file's settings and layout.
 
     Raises `InputError` for sizes of a layout that contradict each other.
@@ -84,66 +87,68 @@ def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
     layout_options = {name: value for name, value in options.items() if name in LAYOUT_OPTIONS}
     settings = {name: value for name, value in options.items() if name not in LAYOUT_OPTIONS}
     dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {name: value for name, value in launch.settings.items() if name not in dropped_options}
-    if "dtype" in settings and launch.settings.get("precision") == "autocast":
+    values = {name: value for name, value in launched_run.settings.items() if name not in dropped_options}
+    if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
-    replaced_values = {name: Override(value, _file_value(launch, name)) for name, value in options.items()}
+    replaced_values = {name: Override(value, _file_value(launched_run, name)) for name, value in options.items()}
     changed_launch = replace(
-        launch,
+        launched_run,
         settings={**values, **settings},
         overridden=replaced_values,
-        published_weights=launch.published_weights and not set(FORMATS) & set(settings),
+        published_weights=launched_run.published_weights and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
 
-def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
+def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """Returns the training run with another layout over the same number of devices.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.
     """
     framework_name = options.get("framework")
-    world = launch.layout.world
-    if launch.framework == WITHOUT_A_NAME:
-        request = LayoutRequest(devices=world, **options)
-        record = framework_of(request)
-        settings = dict(launch.settings)
-        if record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+    world_size = launched_run.layout.world
+    if launched_run.framework == WITHOUT_A_NAME:
+        layout_request = LayoutRequest(devices=world_size, **options)
+        framework_record = framework_of(layout_request)
+        settings = dict(launched_run.settings)
+        if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             settings = {name: value for name, value in settings.items() if name not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "fp32"}
-        is_default = record.name == WITHOUT_A_NAME
+        is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
-            launch,
-            framework=record.name,
-            layout=layout_of(request),
+            launched_run,
+            framework=framework_record.name,
+            layout=layout_of(layout_request),
             settings=settings,
-            own_settings=launch.own_settings if is_default else None,
-            published_weights=launch.published_weights and is_default,
+            own_settings=launched_run.own_settings if is_default else None,
+            published_weights=launched_run.published_weights and is_default,
         )
-    if framework_name not in (None, launch.framework):
-        title = framework(launch.framework).title
+    if framework_name not in (None, launched_run.framework):
+        title = framework(launched_run.framework).title
         raise InputError(
-            f"--framework {framework_name}: {launch.where} runs {title}, whose settings no other framework has; remove "
+            f"--framework {framework_name}: {launched_run.where} runs {title}, whose settings no other framework "
+            "has; remove "
             "the option, or answer without the file"
         )
     sizes = {name: value for name, value in options.items() if name not in ("framework", "fsdp")}
     if "fsdp" in options:
-        replicas = sizes.get("hsdp_replicas", launch.layout.hsdp_replicas)
+        replicas = sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
         sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    replica_sizes = {name: sizes.get(name, getattr(launch.layout, name)) for name in ("tp", "pp", "cp")}
+    replica_sizes = {name: sizes.get(name, getattr(launched_run.layout, name)) for name in ("tp", "pp", "cp")}
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
-    dp = sizes.get("dp", world // replica_devices if world % replica_devices == 0 else 0)
-    if dp * replica_devices != world:
+    dp = sizes.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
+    if dp * replica_devices != world_size:
         raise InputError(
-            f"--devices: {launch.where} runs on {world}, and tp · cp · pp · dp is {replica_devices * max(dp, 1)}; "
+            f"--devices: {launched_run.where} runs on {world_size}, and tp · cp · pp · dp is "
+            f"{replica_devices * max(dp, 1)}; "
             "expected --devices of that number, or other sizes"
         )
     changes: dict[str, Any] = {**sizes, "dp": dp}
     if "pp" in sizes or "vpp" in sizes:
         changes.setdefault("pp_layout", None)
-        changes.setdefault("schedule", "interleaved" if sizes.get("vpp", launch.layout.vpp) > 1 else "1f1b")
-        if changes.get("pp", launch.layout.pp) == 1:
+        changes.setdefault("schedule", "interleaved" if sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+        if changes.get("pp", launched_run.layout.pp) == 1:
             changes.setdefault("vpp", 1)
-    layout: Layout = replace(launch.layout, **changes)
-    return replace(launch, layout=layout)
+    layout: Layout = replace(launched_run.layout, **changes)
+    return replace(launched_run, layout=layout)

@@ -1,4 +1,4 @@
-"""Evaluates constants in a Python file from its syntax tree. Nothing in the file is imported or run.
+"""Evaluates constants in a Python file from its syntax tree, without importing or running it.
 
 It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
 value of any other form is `UNKNOWN`.
@@ -29,24 +29,26 @@ class Unknown:
         self.text = text
 
 
-def is_python(text: str, where: str) -> bool:
+def is_python(text: str, name_in_errors: str) -> bool:
     """Whether a file is Python source, by the suffix of its name or by its first statement."""
-    if where.endswith(".py"):
+    if name_in_errors.endswith(".py"):
         return True
     first_line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None
 
 
-def parse_python(text: str, where: str) -> ast.Module:
-    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
+def parse_python(text: str, name_in_errors: str) -> ast.Module:
+    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
     if len(text) > LARGEST:
-        raise InputError(f"{where}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
+        raise InputError(f"{name_in_errors}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise InputError(f"{where}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}") from None
+        raise InputError(
+            f"{name_in_errors}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}"
+        ) from None
     except (ValueError, RecursionError, MemoryError):
-        raise InputError(f"{where}: not valid Python; expected a configuration") from None
+        raise InputError(f"{name_in_errors}: not valid Python; expected a configuration") from None
 
 
 def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
@@ -86,7 +88,7 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 
 def dotted(node: ast.expr) -> str:
-    """Returns the dotted name that an expression is, such as `Trainer.Config`; empty for other expressions."""
+    """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
     name_parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(name_parts) < DEEPEST:
         name_parts.append(node.attr)
@@ -95,7 +97,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def source_of(node: ast.AST) -> str:
-    """Returns a description of an expression for messages: its kind and its name."""
+    """Returns a description of an expression for error messages: its kind and its name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
@@ -116,9 +118,9 @@ def constants(body: list[ast.stmt]) -> dict[str, Any]:
     return names
 
 
-def functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
+def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """Returns name → function definition of a module."""
-    return {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
+    return {statement.name: statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)}
 
 
 CALLED = "()"
@@ -135,15 +137,15 @@ Config: TypeAlias = dict[str, Any]
 
 
 class Configurations:
-    """The configurations that functions of a module build with calls and assignments of attributes.
+    """Configurations that a module's functions build by calls and by assignments to attributes.
 
-    known: called name → the configuration that it returns, for functions of other modules.
+    known_configurations: called name → the configuration that it returns, for functions of other modules.
     """
 
-    def __init__(self, module: ast.Module, known: Mapping[str, Config] | None = None) -> None:
-        self.functions: dict[str, ast.FunctionDef] = functions_of(module)
-        self.constants: dict[str, Any] = constants(module.body)
-        self.known: Mapping[str, dict[str, Any]] = known or {}
+    def __init__(self, syntax_tree: ast.Module, known_configurations: Mapping[str, Config] | None = None) -> None:
+        self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
+        self.constants: dict[str, Any] = constants(syntax_tree.body)
+        self.known: Mapping[str, dict[str, Any]] = known_configurations or {}
         self.work: int = 0
 
     def count_work(self, values: int) -> None:
@@ -205,7 +207,7 @@ class Configurations:
             raise RecursionError
 
     def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression gives; a value that is no configuration has the empty path."""
+        """Returns the configuration that an expression builds; any other value is stored under the empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

@@ -1,4 +1,4 @@
-"""Reads training launch files of any kind, which it recognizes by their contents."""
+"""Reads training launch files of any kind; their contents tell the kind."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     typed_text = typed_launch(str(path))
-    where = Path(typed_text.path)
+    name_in_errors = Path(typed_text.path)
     return launch_of(
-        read_text(where, LARGEST),
+        read_text(name_in_errors, LARGEST),
         typed_text.path,
         world_size,
         allow_unknown,
         date=date,
         gpu=gpu,
-        folder=where.parent,
+        folder=name_in_errors.parent,
         variables=typed_text.variables,
         arguments=typed_text.arguments,
         options=options,
@@ -76,7 +76,7 @@ SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 def launch_of(
     text: str,
-    where: str,
+    name_in_errors: str,
     world_size: int | None = None,
     allow_unknown: bool = False,
     *,
@@ -97,61 +97,63 @@ def launch_of(
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
     source = Source(
-        where,
+        name_in_errors,
         world_size,
         allow_unknown,
         date,
         gpu,
-        _table_reader(where, folder),
+        _table_reader(name_in_errors, folder),
         arguments=arguments,
-        read_text=_text_reader(where, folder),
+        read_text=_text_reader(name_in_errors, folder),
     )
     if not text.strip():
-        raise InputError(f"{where}: is empty; expected {launch_files()}")
-    if is_python(text, where):
+        raise InputError(f"{name_in_errors}: is empty; expected {launch_files()}")
+    if is_python(text, name_in_errors):
         return _read_python(text, source, options)
-    if text.lstrip()[:2] == "#!" or where.endswith(SCRIPT_ENDINGS) or _is_script(text):
-        script = read_script(text, where, variables, arguments)
+    if text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(text):
+        script = read_script(text, name_in_errors, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
-        batch = [word for words in sbatch_options for word in words if word]
+        batch = [command_word for words in sbatch_options for command_word in words if command_word]
         return _read_script(script, source, batch, options)
     if variables or arguments:
         typed_word = next(iter(variables or arguments))
-        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed_word)[:40]}'")
-    return _read_tables(_parse_tables(text, where), source, options)
+        raise InputError(
+            f"{name_in_errors}: is no script; expected --launch {name_in_errors} without '{one_line(typed_word)[:40]}'"
+        )
+    return _read_tables(_parse_tables(text, name_in_errors), source, options)
 
 
-def _read_tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_tables(config: Any, source_file: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of the parsed tables of a launch file."""
-    where = source.where
-    if not isinstance(data, Mapping):
-        raise InputError(f"{where}: is no launch file; expected {launch_files()}")
-    refuse_program(data, where)
+    name_in_errors = source_file.where
+    if not isinstance(config, Mapping):
+        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
+    refuse_program(config, name_in_errors)
     for file in kinds():
-        if file.read is not None and file.matches(data):
-            return read_with_options(file, file.read, data, source, options)
-    keys = ", ".join(str(key)[:30] for key in list(data)[:4])
-    raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
+        if file.read is not None and file.matches(config):
+            return read_with_options(file, file.read, config, source_file, options)
+    keys = ", ".join(str(key)[:30] for key in list(config)[:4])
+    raise InputError(f"{name_in_errors}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
-def _parse_tables(text: str, where: str) -> Any:
+def _parse_tables(text: str, name_in_errors: str) -> Any:
     """Returns the tables of a text, parsed as JSON, TOML or YAML."""
     if text.lstrip().startswith("{"):
-        return parse_braces(text, where)
+        return parse_braces(text, name_in_errors)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
     if toml is not None:
-        return parse_toml(text, where)
-    return parse_yaml(text, where)
+        return parse_toml(text, name_in_errors)
+    return parse_yaml(text, name_in_errors)
 
 
-def _read_python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_python(text: str, source_file: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
-            return read_with_options(file, file.read_python, text, source, options)
+            return read_with_options(file, file.read_python, text, source_file, options)
     known_titles = ", ".join(file.title for file in kinds() if file.read_python is not None)
     raise InputError(
-        f"{source.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
+        f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
     )
 
@@ -179,7 +181,7 @@ def _is_script(text: str) -> bool:
     return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
 
 
-def _text_reader(where: str, folder: Path | None) -> ReadText:
+def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or in the folder above.
@@ -187,12 +189,13 @@ def _text_reader(where: str, folder: Path | None) -> ReadText:
 
     def read(name: str) -> tuple[str, str]:
         if folder is None:
-            raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
+            raise InputError(f"{name_in_errors}: {name[:80]}: names a file, which is not read; expected its contents")
         paths = (folder / name, Path(name), folder.parent / name)  # an absolute path stands alone
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             raise InputError(
-                f"{where}: {name[:200]}: no such file beside it, nor in the folder above, nor in the current folder; "
+                f"{name_in_errors}: {name[:200]}: no such file beside it, nor in the folder above, nor in the "
+                "current folder; "
                 "expected the file in one of the three"
             )
         return str(path), read_text(path, LARGEST)
@@ -200,15 +203,15 @@ def _text_reader(where: str, folder: Path | None) -> ReadText:
     return read
 
 
-def _table_reader(where: str, folder: Path | None) -> Fetch:
-    read_text = _text_reader(where, folder)
+def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
+    read_text = _text_reader(name_in_errors, folder)
 
     def fetch(name: str) -> Mapping[str, Any]:
         path, text = read_text(name)
-        data = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
-        if not isinstance(data, Mapping):
+        config = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
+        if not isinstance(config, Mapping):
             raise InputError(f"{path}: expected a table of keys")
-        return data
+        return config
 
     return fetch
 
@@ -216,51 +219,52 @@ def _table_reader(where: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _read_script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(script: Script, source_file: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
-        return _read_training_command(script, source, batch, options)
+        return _read_training_command(script, source_file, batch, options)
     except InputError as error:
         text = str(error)
         if not script.missing or "known only when" not in text or "is argument " in text:
             raise
         raise InputError(
-            f"{text}; the script takes arguments, as in --launch '{source.where} ARG1 … ARG{script.missing}'"
+            f"{text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
         ) from None
 
 
-def _read_training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
-    where = source.where
+def _read_training_command(script: Script, source_file: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+    name_in_errors = source_file.where
     script = replace(
-        script, commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS]
+        script,
+        commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
     )
     lines = [line for command in script.commands if (line := command_line(command)) is not None]
     environments = {command.line: command.env for command in script.commands}
 
-    def start(command: CommandLine) -> Source:
-        """Returns the source information of a command: its environment and its number of devices."""
-        command_env = environments.get(command.line, {})
+    def start(command_line: CommandLine) -> Source:
+        """Returns the launch file's name and options for one command: its environment and its number of devices."""
+        command_env = environments.get(command_line.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
-        world = source.world_size or processes([*batch, *command.launcher], env)
-        if world is None:
-            world = processes_of(config_table(command.launcher, where, source.read_text))
-        fetch = _reader_with_written_files(source.fetch, script.files, where)
+        world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
+        if world_size is None:
+            world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
+        fetch = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
-            printable(word)
-            for previous_word, word in pairwise(command.words)
-            if is_unset_variable(word) and not previous_word.startswith("--")
+            printable(command_word)
+            for previous_word, command_word in pairwise(command_line.words)
+            if is_unset_variable(command_word) and not previous_word.startswith("--")
         }
         unset_variables = sorted(script.unset | skipped_variables)
         return replace(
-            source,
-            world_size=world,
+            source_file,
+            world_size=world_size,
             env=env,
-            script=command.program,
+            script=command_line.program,
             unset=unset_variables,
             fetch=fetch,
-            launcher=command.launcher,
-            devices_typed=source.world_size is not None,
-            unset_counts=unset_counts(command.launcher) if world is None else (),
+            launcher=command_line.launcher,
+            devices_typed=source_file.world_size is not None,
+            unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
         )
 
     for file in kinds():
@@ -268,7 +272,7 @@ def _read_training_command(script: Script, source: Source, batch: list[str], opt
             commands = [line for line in lines if file.runs(line)]
             commands = [command for command in commands if file.trains(command)] or commands
             if commands:
-                command = commands[0] if file.reads_first else _only_command(commands, where)
+                command = commands[0] if file.reads_first else _only_command(commands, name_in_errors)
                 return read_with_options(file, file.read_command, command, start(command), options)
     for line in lines:
         config_words = config_place(line)
@@ -277,22 +281,22 @@ def _read_training_command(script: Script, source: Source, batch: list[str], opt
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
-            words = arguments_of(line.words, where)
-            table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
+            command_words = arguments_of(line.words, name_in_errors)
+            table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in command_words.items()}
             table = {**IMPLIED_BY.get(line.program, {}), **table}
             return read_with_options(reader, reader.read, table, start(line), options)
-    return _read_by_arguments(script, lines, source, start, options)
+    return _read_by_arguments(script, lines, source_file, start, options)
 
 
 def _read_by_arguments(
     script: Script,
     lines: list[CommandLine],
-    source: Source,
+    source_file: Source,
     start: Callable[[CommandLine], Source],
     options: Mapping[str, Any],
 ) -> Launch:
-    """Returns the training run of a command by its arguments, where no kind of launch file recognizes its program."""
-    where = source.where
+    """Returns the training run of a command whose program is unknown, recognized by its arguments."""
+    name_in_errors = source_file.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     for file in readers:
         matching_commands = [command for command in script.commands if file.is_run_by(command.words)]
@@ -300,29 +304,35 @@ def _read_by_arguments(
             continue
         commands = [line for command in matching_commands if (line := command_line(command)) is not None]
         if not commands:
-            words = list(matching_commands[0].words)
-            first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+            command_words = list(matching_commands[0].words)
+            first_flag = next((i for i, command_word in enumerate(command_words) if command_word.startswith("--")), 0)
             raise InputError(
-                f"{where}: line {matching_commands[0].line}: no Python file is run by "
-                f"'{printable(' '.join(words[:first_flag]))[:60]}'; "
+                f"{name_in_errors}: line {matching_commands[0].line}: no Python file is run by "
+                f"'{printable(' '.join(command_words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _only_command(commands, where)
-        arguments = arguments_of(command.words, where)
+        command = _only_command(commands, name_in_errors)
+        arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
     starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
-    unresolved_words = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
+    unresolved_words = (
+        (command.line, command_word)
+        for command in starts
+        for command_word in command.words
+        if is_unresolved(command_word)
+    )
     number, word = next(unresolved_words, (0, ""))
     reason = f" (line {number}: {unresolved_reason(word)})" if word else ""
     programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
     known_programs = " or ".join(file.arguments_of for file in readers)
     raise InputError(
-        f"{where}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected {launch_files()}"
+        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected "
+        f"{launch_files()}"
     )
 
 
-def _only_command(commands: list[CommandLine], where: str) -> CommandLine:
+def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(command.program, tuple(command.words)) for command in commands}) == 1:
         return commands[0]
@@ -339,46 +349,50 @@ def _only_command(commands: list[CommandLine], where: str) -> CommandLine:
             f"{name}: {', '.join(map(printable, loop_values[:6]))}"[:120] for name, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{where}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
-            f"as in --launch '{pins} {where}'"
+            f"{name_in_errors}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
+            f"as in --launch '{pins} {name_in_errors}'"
         )
-    raise InputError(f"{where}: several commands train (lines {lines}); expected one")
+    raise InputError(f"{name_in_errors}: several commands train (lines {lines}); expected one")
 
 
-def _read_config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_config(name: str, command_line: CommandLine, source_file: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a program's config file, overridden by the command's other words."""
     if is_unresolved(name):
-        raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
-    if source.read_text is None:
-        raise InputError(f"{source.where}: {name[:80]}: names a file, which is not read; expected its contents")
-    path, text = source.read_text(name)
+        raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(name)}")
+    if source_file.read_text is None:
+        raise InputError(f"{source_file.where}: {name[:80]}: names a file, which is not read; expected its contents")
+    path, text = source_file.read_text(name)
     try:
         config = _parse_tables(text, path)
         if isinstance(config, Mapping):
-            config = {**IMPLIED_BY.get(command.program, {}), **with_typed_values(config, command, path)}
-        return _read_tables(config, replace(source, where=path), options)
+            config = {**IMPLIED_BY.get(command_line.program, {}), **with_typed_values(config, command_line, path)}
+        return _read_tables(config, replace(source_file, where=path), options)
     except InputError as error:
-        raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
+        raise InputError(
+            f"{source_file.where}: line {command_line.line} runs {command_line.program} with {error}"
+        ) from None
 
 
-def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
-    """Returns a function that reads a config file, first from the files that the script writes."""
+def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], name_in_errors: str) -> Fetch | None:
+    """Returns a function that reads a config file, preferably from the files that the script itself writes."""
     if not files:
         return fetch
 
     def read(name: str) -> Mapping[str, Any]:
         if name not in files:
             if fetch is None:
-                raise InputError(f"{where}: {printable(name)}: names a file, which is not read; expected its contents")
+                raise InputError(
+                    f"{name_in_errors}: {printable(name)}: names a file, which is not read; expected its contents"
+                )
             return fetch(name)
         text = files[name]
         if is_unresolved(text):
             word = next(word for word in text.split() if is_unresolved(word))
-            raise InputError(f"{where}: {printable(name)}: {unresolved_reason(word)}")
-        data = parse_json(text, f"{where}: {printable(name)}")
-        if not isinstance(data, Mapping):
-            raise InputError(f"{where}: {printable(name)}: expected a JSON object")
-        return data
+            raise InputError(f"{name_in_errors}: {printable(name)}: {unresolved_reason(word)}")
+        config = parse_json(text, f"{name_in_errors}: {printable(name)}")
+        if not isinstance(config, Mapping):
+            raise InputError(f"{name_in_errors}: {printable(name)}: expected a JSON object")
+        return config
 
     return read
 
@@ -410,9 +424,9 @@ COUNTS = {
 
 
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
-    for i, word in enumerate(launcher):
-        name, equals_sign, value = word.partition("=")
+    """Yields (kind of count, number as text), such as machines, for each count in a launcher's arguments."""
+    for i, command_word in enumerate(launcher):
+        name, equals_sign, value = command_word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
         if key is not None:
             yield key, value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")

@@ -84,7 +84,7 @@ class Launch:
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
-        """Returns the launch file's values as a part of a JSON document."""
+        """Returns the launch file's values as part of a JSON document."""
         return {
             "file": self.where,
             "kind": self.kind,
@@ -116,7 +116,7 @@ class Override(NamedTuple):
 
 
 def plain_of(value: Any) -> Any:
-    """Returns a value converted to types that JSON has."""
+    """Returns a value converted to JSON types."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -224,8 +224,8 @@ class LaunchFile:
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
 
 
-class RunUnder(NamedTuple):
-    """Layout and settings of a training run, from a framework's reader to other readers. Fields as in `Launch`."""
+class LaunchSettings(NamedTuple):
+    """Layout and settings of a training run, which one reader passes to another. Fields as in `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -245,9 +245,9 @@ class Plugin:
 
     distributed_type: str
     table: str
-    accelerate: Callable[[Reading, Table, int, dict[str, Any]], RunUnder]
+    accelerate: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings]
     trainer_keys: tuple[str, ...] = ()
-    trainer: Callable[[Reading, Table, int, dict[str, Any]], RunUnder] | None = None
+    trainer: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
 @dataclass
@@ -274,7 +274,7 @@ class Reading:
 
     @property
     def where(self) -> str:
-        """The launch file's name in messages."""
+        """The launch file's name in error messages."""
         return self.source.where
 
     def check_unknown(self) -> None:
@@ -288,26 +288,29 @@ class Reading:
             f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
-    def value(self, data: Table, name: str, default: Any) -> Any:
+    def value(self, config: Table, argument_name: str, default: Any) -> Any:
         """Returns the value of an argument, or the program's default if it is absent or null."""
-        if data.get(name) is not None:
-            return data[name]
-        self.filled_in[name] = default
+        if config.get(argument_name) is not None:
+            return config[argument_name]
+        self.filled_in[argument_name] = default
         return default
 
-    def size(self, data: Table, name: str, default: int) -> int:
+    def size(self, config: Table, argument_name: str, default: int) -> int:
         """Returns the value of an argument as a positive whole number, or the program's default."""
-        return size_of(self, name, self.value(data, name, default))
+        return size_of(self, argument_name, self.value(config, argument_name, default))
 
-    def flag(self, data: Table, name: str, default: bool = False) -> bool:
-        """Returns the value of an argument as a boolean, or its default. A false default is not listed as filled in."""
-        if data.get(name) is None and not default:
+    def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
+        """Returns the value of an argument as a boolean, or its default.
+
+        A default of false is not listed as assumed.
+        """
+        if config.get(argument_name) is None and not default:
             return False
-        return flag_value(self, name, self.value(data, name, default))
+        return flag_value(self, argument_name, self.value(config, argument_name, default))
 
-    def wrong(self, name: str, text: str) -> InputError:
-        """Returns the error of a field, with the file's name."""
-        return InputError(f"{self.where}: {name}: {text}")
+    def wrong(self, argument_name: str, text: str) -> InputError:
+        """Creates the error about an argument, with the file's name."""
+        return InputError(f"{self.where}: {argument_name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
         """Returns the number of devices; without `world_size` 1, with a note."""
@@ -315,14 +318,14 @@ class Reading:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
-    def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
-        """Returns the tables of a file that a field names.
+    def fetched(self, argument_name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
+        """Returns the tables of another file that an argument names.
 
         expected: the kind of file, for the error.
         shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
         """
         if not isinstance(path, str) or self.source.fetch is None:
-            raise self.wrong(name, f"{shown(path)}; expected the path of {expected} that can be read")
+            raise self.wrong(argument_name, f"{shown(path)}; expected the path of {expected} that can be read")
         own_file = shipped.get(path.removeprefix("./"))
         if own_file is None:  # a path in a container that has the program, such as /workspace/axolotl
             own_file = next((table for name, table in shipped.items() if path.endswith(f"/{name}")), None)
@@ -331,16 +334,18 @@ class Reading:
         except InputError:
             if own_file is None:
                 raise
-        self.notes.append(f"{name}: {path[:80]} is not here; the file of that name that comes with the program is read")
+        self.notes.append(
+            f"{argument_name}: {path[:80]} is not here; the file of that name that comes with the program is read"
+        )
         return own_file
 
-    def table(self, data: Table, name: str) -> Table:
+    def table(self, config: Table, argument_name: str) -> Table:
         """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""
-        table = data.get(name)
+        table = config.get(argument_name)
         if table in (None, []):
             return {}
         if not isinstance(table, Mapping):
-            raise self.wrong(name, f"{shown(table)}; expected a table")
+            raise self.wrong(argument_name, f"{shown(table)}; expected a table")
         return table
 
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
@@ -349,8 +354,8 @@ class Reading:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
-        """Returns the training run that was read. fields: further fields of `Launch`.
+    def launch(self, file_kind: str, framework: str, **fields: Any) -> Launch:
+        """Returns the training run. fields: further fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
@@ -358,7 +363,7 @@ class Reading:
         fields["settings"] = {**self._allocator(), **fields.get("settings", {})}
         return Launch(
             where=self.where,
-            kind=kind,
+            kind=file_kind,
             framework=framework,
             unknown=self.unknown,
             ignored=tuple(self.ignored),
@@ -386,22 +391,22 @@ MOST_LISTED = 12
 
 
 @contextmanager
-def reading_of(source: Source) -> Iterator[Reading]:
-    """Returns a context in which a file is read; errors raised inside begin with the file's name."""
-    where = source.where
+def reading_of(source_file: Source) -> Iterator[Reading]:
+    """Returns a context in which a file is read; errors inside begin with the file's name."""
+    name_in_errors = source_file.where
     try:
-        yield Reading(source)
+        yield Reading(source_file)
     except InputError as error:
         text = str(error)
-        raise (error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")) from None
+        raise (error if text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {text}")) from None
 
 
 ATTENTION = "attn_implementation"
 
 
-def default_attention(reading: Reading) -> dict[str, Any]:
+def default_attention(reader: Reading) -> dict[str, Any]:
     """Returns no attention setting, so that transformers' default (sdpa) runs, and lists the default as filled in."""
-    reading.filled_in[ATTENTION] = "sdpa"
+    reader.filled_in[ATTENTION] = "sdpa"
     return {}
 
 
@@ -414,51 +419,51 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
     return "segments"
 
 
-def check_env(reading: Reading, env: Mapping[str, str]) -> None:
+def check_env(reader: Reading, env: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
     for name in ALLOCATOR_VARIABLES:
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
             key = option.partition(":")[0].lower()
             if key not in ("expandable_segments", *HARMLESS):
-                reading.unknown[f"{name}={option}"[:80]] = "the allocator is modelled without it"
+                reader.unknown[f"{name}={option}"[:80]] = "the allocator is modelled without it"
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
-    """Returns the value as a whole number of at least `least`. Raises `InputError`, which names the field."""
+def size_of(reader: Reading, argument_name: str, value: Any, *, least: int = 1) -> int:
+    """Returns a value as a whole number of at least `least`. Raises `InputError`, which names the argument."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
         number = int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise reading.wrong(name, f"{shown(value)}; expected a whole number of at least {least}")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a whole number of at least {least}")
     return number
 
 
-def share_of(reading: Reading, name: str, data: Table, default: float) -> float:
+def share_of(reader: Reading, argument_name: str, config: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
-    value = reading.value(data, name, default)
+    value = reader.value(config, argument_name, default)
     try:
         fraction = float(str(value)[:20])
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
-        raise reading.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a share above 0, at most 1")
     return fraction
 
 
-def flag_value(reading: Reading, name: str, value: Any) -> bool:
+def flag_value(reader: Reading, argument_name: str, value: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
         return value
     flag = flags.get(str(value).strip().lower()[:10])
     if flag is None:
-        raise reading.wrong(name, f"{shown(value)}; expected true or false")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected true or false")
     return flag
 
 
@@ -466,9 +471,11 @@ LARGEST = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
-    """Records the keys of a table that are not in `known` and have a value, as unknown. reason: the reason."""
-    names = set(known)
+def unknown_keys(
+    reader: Reading, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
+) -> None:
+    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
+    names = set(known_names)
     for key, value in table.items():
         if key not in names and value is not None:
-            reading.unknown[f"{at}.{key}".strip(".")[:100]] = reason
+            reader.unknown[f"{location}.{key}".strip(".")[:100]] = reason

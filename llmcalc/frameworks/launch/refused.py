@@ -1,4 +1,4 @@
-"""Refuses launch files of programs that llmcalc does not read, which it recognizes by their keys."""
+"""Refuses launch files of programs that llmcalc cannot read; their keys tell the program."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RefusedProgram(NamedTuple):
     instead: str
 
 
-def _has_tables(data: Table, *names: str) -> bool:
-    """Whether the file has a table under every one of these keys."""
-    return all(isinstance(data.get(name), Mapping) for name in names)
+def _has_tables(config: Table, *names: str) -> bool:
+    """Whether the file has a table under each of these keys."""
+    return all(isinstance(config.get(name), Mapping) for name in names)
 
 
 REFUSED = (
@@ -47,8 +47,10 @@ REFUSED = (
 """Programs whose files are named in messages and not read."""
 
 
-def refuse_program(data: Table, where: str) -> None:
-    """Raises `InputError` if tables are a launch file of a program whose files are not read."""
+def refuse_program(config: Table, name_in_errors: str) -> None:
+    """Raises `InputError` if these tables are a launch file of a program that is refused."""
     for program in REFUSED:
-        if program.matches(data):
-            raise InputError(f"{where}: is a config of {program.name}, which is not read; expected {program.instead}")
+        if program.matches(config):
+            raise InputError(
+                f"{name_in_errors}: is a config of {program.name}, which is not read; expected {program.instead}"
+            )

@@ -28,28 +28,29 @@ class RefusedProgram:
     signs: str = ""
     reads_configs: bool = False
 
-    def runs(self, command: CommandLine) -> bool:
+    def runs(self, command_line: CommandLine) -> bool:
         """Whether a command starts the program."""
         from .command_config import config_place  # reads YAML; help lists programs without it
 
-        if self.reads_configs and config_place(command) is not None:
+        if self.reads_configs and config_place(command_line) is not None:
             return False
-        has_sign = not self.signs or any(re.match(self.signs, word) for word in command.words)
-        return has_sign and re.fullmatch(self.commands, command.program) is not None
+        has_sign = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
+        return has_sign and re.fullmatch(self.commands, command_line.program) is not None
 
-    def read_command(self, command: CommandLine, source: Source) -> Launch:
+    def read_command(self, command_line: CommandLine, source_file: Source) -> Launch:
         """Raises `InputError` for a command of the program."""
         raise InputError(
-            f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.reason_and_advice}"
+            f"{source_file.where}: line {command_line.line}: {command_line.program} is {self.name}'s: "
+            f"{self.reason_and_advice}"
         )
 
     def is_python(self, text: str) -> bool:
         """Whether a Python file is written for the program."""
         return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
 
-    def read_python(self, _: str, source: Source) -> Launch:
+    def read_python(self, _: str, source_file: Source) -> Launch:
         """Raises `InputError` for a Python file of the program."""
-        raise InputError(f"{source.where}: a Python file of {self.name}: {self.reason_and_advice}")
+        raise InputError(f"{source_file.where}: a Python file of {self.name}: {self.reason_and_advice}")
 
 
 PROGRAMS = (

@@ -1,4 +1,4 @@
-"""The rollout engine and the further models that share devices with reinforcement-learning training."""
+"""The rollout engine and the other models that share devices with reinforcement-learning training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer"]
 
 @dataclass(frozen=True)
 class Model:
-    """A further model on the training devices, such as the reference model.
+    """A model beside the trained one on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
     """
@@ -26,7 +26,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The rollout engine that generates on the training devices, and the further models on them.
+    """The rollout engine that generates on the training devices, and the other models on them.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

@@ -100,7 +100,7 @@ class Script:
 
 
 def read_script(
-    text: str, where: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> Script:
     """Returns a shell script with its variables and commands, without running it.
 
@@ -111,18 +111,22 @@ def read_script(
     typed_variables = {
         name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
     }
-    script = Script(where, typed_variables, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
+    script = Script(
+        name_in_errors,
+        typed_variables,
+        [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
+    )
     script.variables |= typed_variables
     _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return script
 
 
-def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
+def expander(name_in_errors: str, variables: Mapping[str, str]) -> Callable[[str], str]:
     """Returns a function that expands variables in texts as Docker Compose does: only `$` has a meaning.
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
-    script = Script(where, variables=dict(variables))
+    script = Script(name_in_errors, variables=dict(variables))
 
     def expand_variables(text: str) -> str:
         escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
@@ -209,7 +213,7 @@ class _Reader:
             self.branches[-1].patterns = []
 
     def at_placeholder(self) -> bool:
-        """Whether a placeholder that the user has to fill in, such as `<path>`, begins here."""
+        """Whether a placeholder for the user, such as `<path>`, begins here."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
@@ -235,23 +239,23 @@ class _Reader:
             return ""
         return letter
 
-    def without_keyword(self, words: list[str]) -> list[str]:
-        """Returns the words of a command without a leading keyword, such as `then`, and applies the keyword."""
-        if words == ["{"]:
-            self.open_block(words, "")
+    def without_keyword(self, command_words: list[str]) -> list[str]:
+        """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
+        if command_words == ["{"]:
+            self.open_block(command_words, "")
             return []
-        if len(words) == 1 and words[0] in BETWEEN:
-            if words[0] == "else" and self.branches:
+        if len(command_words) == 1 and command_words[0] in BETWEEN:
+            if command_words[0] == "else" and self.branches:
                 self.branches[-1].turn(True)
             return []
-        return words
+        return command_words
 
-    def read_patterns(self, words: list[str], end: str) -> bool:
-        """Reads the patterns of a `case` branch. Returns whether the words were patterns."""
+    def read_patterns(self, command_words: list[str], end: str) -> bool:
+        """Reads the patterns of a `case` branch. Returns whether these words were patterns."""
         branch = self.branches[-1] if self.branches else None
-        if branch is None or branch.value is None or branch.patterns is None or words[:1] == ["esac"]:
+        if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
-        branch.patterns += words
+        branch.patterns += command_words
         if end == ")":
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
             is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
@@ -274,12 +278,12 @@ class _Reader:
                     return True
         return None if has_uncomparable_pattern else False
 
-    def read_condition(self, words: list[str], end: str, branch: Branch) -> None:
+    def read_condition(self, command_words: list[str], end: str, branch: Branch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         end: the separator after the condition.
         """
-        result = self.evaluate_condition(words)
+        result = self.evaluate_condition(command_words)
         if branch.joins == "&":
             result = (
                 False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
@@ -294,42 +298,49 @@ class _Reader:
         else:
             branch.runs = None if branch.runs is not False else False
 
-    def evaluate_condition(self, words: list[str]) -> bool | None:
-        """Whether a condition is true; None if unresolved. Records the variables that it assumes to be unset."""
-        if words[:1] == ["[["] and words[-1] != "]]":  # && or || inside of the brackets
-            words = [*words, "]]"]
-        elif words[-1:] == ["]]"] and words[0] != "[[":
-            words = ["[[", *words]
-        result = holds(words)
+    def evaluate_condition(self, command_words: list[str]) -> bool | None:
+        """Returns whether a condition is true; None if unresolved.
+
+        Records the variables that it assumes to be unset.
+        """
+        if command_words[:1] == ["[["] and command_words[-1] != "]]":  # && or || inside of the brackets
+            command_words = [*command_words, "]]"]
+        elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
+            command_words = ["[[", *command_words]
+        result = holds(command_words)
         if result is not None:
-            self.script.unset |= {printable(word) for word in words if UNSET.fullmatch(word)}
+            self.script.unset |= {
+                printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
+            }
         return result
 
-    def open_block(self, words: list[str], end: str) -> None:
+    def open_block(self, command_words: list[str], end: str) -> None:
         """Opens the block of a keyword such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
-        if words[0] == "if":
+        if command_words[0] == "if":
             branch = Branch(None)
-            self.read_condition(words[1:], end, branch)
-        elif words[0] == "case" and len(words) > 2 and words[2] == "in":
-            branch = Branch(False, value=words[1], patterns=[])
+            self.read_condition(command_words[1:], end, branch)
+        elif command_words[0] == "case" and len(command_words) > 2 and command_words[2] == "in":
+            branch = Branch(False, value=command_words[1], patterns=[])
             self.branches.append(branch)
-            if len(words) > 3:
-                self.read_patterns(words[3:], ")")
+            if len(command_words) > 3:
+                self.read_patterns(command_words[3:], ")")
             return
-        elif words[0] in ("while", "until"):
-            result = self.evaluate_condition(words[1:]) if end not in ("&", "|") else None
-            condition = result if result is None or words[0] == "while" else not result
+        elif command_words[0] in ("while", "until"):
+            result = self.evaluate_condition(command_words[1:]) if end not in ("&", "|") else None
+            condition = result if result is None or command_words[0] == "while" else not result
             branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
-        elif words[0] in ("for", "select") and len(words) > 1:
-            branch = self.loop_block(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
+        elif command_words[0] in ("for", "select") and len(command_words) > 1:
+            branch = self.loop_block(
+                command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [unresolved("$@")]
+            )
         else:
             branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
     def loop_block(self, variable: str, values: list[str]) -> Branch:
-        """Returns the block of a loop over values; a variable that the user typed has only the typed value."""
+        """Returns the body of a shell loop over values; if the user sets the loop variable, it has only that value."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
@@ -357,60 +368,65 @@ class _Reader:
             self.branches.append(branch)
 
     def is_running(self) -> bool:
-        """Whether the current position runs: no block around it is skipped."""
+        """Whether the current position is executed: no block around it is skipped."""
         return not any(branch.runs is False for branch in self.branches)
 
     def in_unsure_branch(self) -> bool:
-        """Whether a block around the current position may be skipped or repeated."""
+        """Whether the current position is in a block that may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
-    def apply_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
+    def apply_command(
+        self, command_words: list[str], assignments: dict[str, str | list[str]], line: int, end: str
+    ) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
-        first_word = words[0] if words else ""
+        first_word = command_words[0] if command_words else ""
         open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
         if open_condition is not None:
-            if words:
-                self.read_condition(words, end, open_condition)
+            if command_words:
+                self.read_condition(command_words, end, open_condition)
         elif first_word in BEGINS:
-            self.open_block(words, end)
+            self.open_block(command_words, end)
         elif first_word == "elif" and self.branches:
-            self.read_condition(words[1:], end, self.branches[-1])
+            self.read_condition(command_words[1:], end, self.branches[-1])
         elif first_word in ENDS:
             if self.branches:
                 self.close_block()
         elif not self.is_running():
             if not self.script.missing:  # without its arguments, the script's conditions say nothing
                 self.script.skipped |= set(assignments)
-        elif not words or first_word in DECLARES:
-            self.set_variables(words, assignments)
-        elif first_word == "shift" and len(words) < 3:
-            count = int(words[1]) if words[1:] and WHOLE.fullmatch(words[1]) else 1
+        elif not command_words or first_word in DECLARES:
+            self.set_variables(command_words, assignments)
+        elif first_word == "shift" and len(command_words) < 3:
+            count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, count)]
         elif first_word == "eval" and self.depth < 3:
-            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).read_all()
+            _Reader(self.script, " ".join(command_words[1:]), self.depth + 1, line).read_all()
         elif first_word == "read" and self.here_string is not None:
-            names = [name for name in words[1:] if NAME.fullmatch(name)]
-            if "-d" in words and names:  # the whole text
+            names = [name for name in command_words[1:] if NAME.fullmatch(name)]
+            if "-d" in command_words and names:  # the whole text
                 self.script.variables[names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(names, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
-            for name in filter(NAME.fullmatch, words[1:]):
+            for name in filter(NAME.fullmatch, command_words[1:]):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
-            self.add_command(words, assignments, line)
+            self.add_command(command_words, assignments, line)
 
-    def set_variables(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
-        """Sets variables, and exports them for `export` and `declare -x`. words: the command's; none for `NAME=…`."""
+    def set_variables(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> None:
+        """Sets variables, and exports them for `export` and `declare -x`.
+
+        command_words: the command's; none for `NAME=…`.
+        """
         surely_runs = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
             has_known_value = surely_runs and not (isinstance(value, str) and is_unresolved(value))
             if has_known_value or name not in self.script.typed:
                 self.script.variables[name] = value if surely_runs else unresolved(name)
-        if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
-            self.script.exported |= set(filter(NAME.fullmatch, words[1:]))
+        if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
+            self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
     def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
@@ -420,26 +436,32 @@ class _Reader:
             value = " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
             self.script.variables[name] = value.strip()
 
-    def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
+    def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
         """Adds a command to the script; for `sh -c`, reads the quoted script instead."""
-        self.script.words += len(words)
+        self.script.words += len(command_words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
-        for i, word in enumerate(words[:-1]):
-            if word in ("-c", "-lc") and self.depth < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
-                self.set_container_variables(words[:i])
+        for i, command_word in enumerate(command_words[:-1]):
+            if (
+                command_word in ("-c", "-lc")
+                and self.depth < 3
+                and command_words[i - 1].rpartition("/")[2] in ("sh", "bash")
+            ):
+                self.set_container_variables(command_words[:i])
                 outer_arguments = self.script.arguments
-                self.script.arguments = words[i + 3 :] or outer_arguments  # the first word is the name of the script
-                _Reader(self.script, words[i + 1], self.depth + 1, line).read_all()
+                self.script.arguments = (
+                    command_words[i + 3 :] or outer_arguments
+                )  # the first word is the name of the script
+                _Reader(self.script, command_words[i + 1], self.depth + 1, line).read_all()
                 self.script.arguments = outer_arguments
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
-        self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
+        self.script.commands.append(Command(tuple(command_words), env, line, tuple(self.script.loops.items())))
 
-    def set_container_variables(self, words: list[str]) -> None:
+    def set_container_variables(self, command_words: list[str]) -> None:
         """Sets the environment variables of a container's options, `-e NAME=VALUE`, for the script in the container."""
-        for option, word in pairwise(words):
-            name, equals_sign, value = word.partition("=")
+        for option, command_word in pairwise(command_words):
+            name, equals_sign, value = command_word.partition("=")
             if option in ("-e", "--env") and equals_sign and NAME.fullmatch(name):
                 self.script.variables[name] = self.script.typed.get(name, value)
 
@@ -629,14 +651,17 @@ class _Reader:
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
-        """Reads and returns an unresolved name with its marks, in a text that is parsed a second time."""
+        """Reads an unresolved name with its marks, in a text that is parsed for the second time."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
         return self.text[start:end], False
 
     def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
-        """Reads and returns characters without a special meaning in the shell. letters: their pattern."""
+        """Reads and returns characters without a special meaning in the shell.
+
+        letters: the pattern of such characters.
+        """
         match = letters.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
@@ -700,7 +725,7 @@ class _Reader:
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, place: int) -> str:
-        """Returns the script's argument number `place`, counted from 1; unresolved if it was not typed."""
+        """Returns argument number `place` of the script, counted from 1; unresolved if the user did not type it."""
         arguments = self.script.arguments
         if place > len(arguments):
             self.script.missing = max(self.script.missing, place)

@@ -1,4 +1,4 @@
-"""Evaluates whole-number expressions of launch files without running them: sums, products, brackets, lists.
+"""Evaluates whole-number expressions of launch files without a shell: sums, products, brackets, lists.
 
 Two grammars: the shell's `$((…))`, and the lists in which Megatron-LM gives a pattern of layers (`([0]*3+[1]*45)`).
 """
@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def tokens_of(text: str) -> list[str] | None:
-    """Returns the tokens of an arithmetic expression; None if a part of it is no token."""
+    """Returns the tokens of an arithmetic expression; None if a part of it is not a token."""
     tokens, at = [], 0
     text = text.rstrip()
     if len(text) > 2000:
@@ -153,7 +153,7 @@ class _Expression:
 
 
 def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
-    """Returns the number or list of numbers that an expression has as value; None if it cannot be evaluated."""
+    """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
     tokens = tokens_of(text)
     if not tokens:
         return None
@@ -166,6 +166,6 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
 
 
 def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
-    """Returns the whole number that an expression has as value; None if it cannot be evaluated."""
+    """Returns the whole number of an expression; None if it cannot be evaluated."""
     value = evaluated(text, variables)
     return value if isinstance(value, int) else None

@@ -47,7 +47,7 @@ class Branch:
     condition: bool | None = None
 
     def turn(self, fits: bool | None) -> None:
-        """Enters the next branch of the block. fits: whether its condition is true; None if unresolved."""
+        """Enters the next branch of the block. fits: whether the branch's condition is true; None if unresolved."""
         self.runs = False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else fits)
         self.earlier_branch_runs = (
             self.earlier_branch_runs
@@ -56,18 +56,22 @@ class Branch:
         )
 
 
-def holds(words: list[str]) -> bool | None:
+def holds(command_words: list[str]) -> bool | None:
     """Whether a condition `[ … ]` is true; None if it is unresolved or not supported.
 
     A variable that the script never sets is assumed to be unset.
     """
     closing_words = {"[": "]", "[[": "]]", "test": ""}
-    words = ["" if UNSET.fullmatch(word) else word for word in words]
-    if not words or words[0] not in closing_words or any(is_unresolved(word) for word in words):
+    command_words = ["" if UNSET.fullmatch(command_word) else command_word for command_word in command_words]
+    if (
+        not command_words
+        or command_words[0] not in closing_words
+        or any(is_unresolved(command_word) for command_word in command_words)
+    ):
         return None
-    if closing_words[words[0]] and words[-1] != closing_words[words[0]]:
+    if closing_words[command_words[0]] and command_words[-1] != closing_words[command_words[0]]:
         return None
-    operands = words[1:-1] if closing_words[words[0]] else words[1:]
+    operands = command_words[1:-1] if closing_words[command_words[0]] else command_words[1:]
     negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
     if negations:
         negated_result = holds(["test", *operands[negations:]])
@@ -80,7 +84,7 @@ def holds(words: list[str]) -> bool | None:
         return None
     left, operator, right = operands
     if operator in ("=", "==", "!="):
-        if words[0] == "[[" and set(right) & set("*?["):
+        if command_words[0] == "[[" and set(right) & set("*?["):
             return None
         return (left == right) == (operator != "!=")
     if operator in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):

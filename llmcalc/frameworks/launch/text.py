@@ -23,34 +23,34 @@ LONGEST_NUMBER = 400
 """Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, name_in_errors: str) -> Any:
     """Parses YAML. Raises `InputError` with line and column, and `MissingExtra` without PyYAML."""
     try:
         import yaml
     except ImportError:
-        raise MissingExtra(f"{where}: YAML", "PyYAML", "launch") from None
+        raise MissingExtra(f"{name_in_errors}: YAML", "PyYAML", "launch") from None
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_events(yaml, text, where)
+        _check_events(yaml, text, name_in_errors)
         root = yaml.compose(text, Loader=loader)
-        return None if root is None else _ValueBuilder(yaml, where).build_value(root)
+        return None if root is None else _ValueBuilder(yaml, name_in_errors).build_value(root)
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
         at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
-        raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
+        raise InputError(f"{name_in_errors}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
     except InputError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: not valid YAML: {one_line(str(error))[:200]}") from None
+        raise InputError(f"{name_in_errors}: not valid YAML: {one_line(str(error))[:200]}") from None
 
 
-def parse_braces(text: str, where: str) -> Any:
+def parse_braces(text: str, name_in_errors: str) -> Any:
     """Returns the tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither."""
     try:
-        return parse_json(text, where)
+        return parse_json(text, name_in_errors)
     except InputError as error:
         try:
-            tables = parse_yaml(text, where)
+            tables = parse_yaml(text, name_in_errors)
         except (InputError, MissingExtra):
             raise error from None
         if not isinstance(tables, Mapping):
@@ -58,7 +58,7 @@ def parse_braces(text: str, where: str) -> Any:
         return tables
 
 
-def _check_events(yaml: Any, text: str, where: str) -> None:
+def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
     """Raises `InputError` for deep nesting, for a list that contains itself, and for too many expanded values.
 
     An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
@@ -86,17 +86,18 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
         elif isinstance(event, yaml.events.AliasEvent):
             if event.anchor in open_anchors:
                 raise InputError(
-                    f"{where}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
+                    f"{name_in_errors}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
                 )
             values, depth = sizes.get(event.anchor, (1, 0))
             expanded_values += values
         if depth >= 0 and depths:
             depths[-1] = max(depths[-1], depth)
         if len(open_anchors) + max(depth, 0) > DEEPEST:
-            raise InputError(f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists")
+            raise InputError(f"{name_in_errors}: nested too deeply; expected at most {DEEPEST} tables and lists")
         if expanded_values > MOST_VALUES:
             raise InputError(
-                f"{where}: line {event.start_mark.line + 1}: too many values, with aliases expanded; expected at most "
+                f"{name_in_errors}: line {event.start_mark.line + 1}: too many values, with aliases expanded; "
+                "expected at most "
                 f"{MOST_VALUES:,}"
             )
 
@@ -104,8 +105,8 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
 class _ValueBuilder:
     """Builds Python values from PyYAML's nodes. A node is built once for all of its aliases."""
 
-    def __init__(self, yaml: Any, where: str) -> None:
-        self.yaml, self.where = yaml, where
+    def __init__(self, yaml: Any, name_in_errors: str) -> None:
+        self.yaml, self.where = yaml, name_in_errors
         self.constructor = yaml.constructor.SafeConstructor()
         self.built: dict[int, Any] = {}
 
@@ -138,14 +139,14 @@ class _ValueBuilder:
 
     def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
-        kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
-        if kind in ("int", "float"):
+        tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        if tag in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
                 raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
-            return getattr(self.constructor, f"construct_yaml_{kind}")(node)
-        if kind == "bool":
+            return getattr(self.constructor, f"construct_yaml_{tag}")(node)
+        if tag == "bool":
             return self.constructor.construct_yaml_bool(node)
-        return None if kind == "null" else node.value
+        return None if tag == "null" else node.value
 
     def build_table(self, node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.

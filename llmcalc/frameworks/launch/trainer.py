@@ -1,4 +1,4 @@
-"""Reads arguments of Hugging Face's Trainer, in YAML or JSON. They name no architecture.
+"""Reads arguments of Hugging Face's Trainer, in YAML or JSON, which state no architecture.
 
 Source: transformers/training_args.py (5.23), with arguments that recipes of TRL and the alignment handbook add.
 """
@@ -18,8 +18,8 @@ from .record import (
     FP16_NOTE,
     NO_FILES,
     Launch,
+    LaunchSettings,
     Reading,
-    RunUnder,
     Source,
     Table,
     default_attention,
@@ -109,23 +109,23 @@ TRAINER_SIGNS = (
 )
 
 
-def is_trainer(data: Table) -> bool:
+def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    return any(name in data for name in TRAINER_SIGNS) and "distributed_type" not in data
+    return any(name in config for name in TRAINER_SIGNS) and "distributed_type" not in config
 
 
-def is_run_by(words: Sequence[str]) -> bool:
+def is_run_by(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer."""
-    return any(word.startswith("--per_device_train_batch") for word in words)
+    return any(command_word.startswith("--per_device_train_batch") for command_word in command_words)
 
 
-def read_trainer(data: Table, source: Source) -> Launch:
+def read_trainer(config: Table, source_file: Source) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
-        return _read_arguments(reading, data, source.world_size)
+    with reading_of(source_file) as reader:
+        return _read_arguments(reader, config, source_file.world_size)
 
 
-def read_arguments(arguments: Table, source: Source) -> Launch:
+def read_arguments(arguments: Table, source_file: Source) -> Launch:
     """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
     plain_arguments: dict[str, Any] = {}
     for flag, value in arguments.items():
@@ -133,13 +133,13 @@ def read_arguments(arguments: Table, source: Source) -> Launch:
         if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
             for word in value if isinstance(value, list) else [value]:
                 if isinstance(word, str) and is_unresolved(word):
-                    raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
+                    raise InputError(f"{source_file.where}: {flag}: {unresolved_reason(word)}")
         plain_arguments[name] = _plain_value(value)
-    return read_trainer({**trainer_arguments(source), **plain_arguments}, source)
+    return read_trainer({**trainer_arguments(source_file), **plain_arguments}, source_file)
 
 
 def keys_read() -> frozenset[str]:
-    """Returns all argument names that are read, with those that select a framework."""
+    """Returns the names of all arguments that are read, with those that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
@@ -157,18 +157,18 @@ def _plain_value(value: Any) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def _read_arguments(reading: Reading, data: Table, world_size: int | None) -> Launch:
-    reading.ignored += [name for name in data if name in TRAINER_IGNORED]
-    unknown_keys(reading, data, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
-    run_settings = trainer_settings(reading, data)
-    precision, is_published = weight_formats(reading, data)
-    return trained(reading, "trainer", data, run_settings | precision, world_size, published_weights=is_published)
+def _read_arguments(reader: Reading, config: Table, world_size: int | None) -> Launch:
+    reader.ignored += [argument_name for argument_name in config if argument_name in TRAINER_IGNORED]
+    unknown_keys(reader, config, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
+    run_settings = trainer_settings(reader, config)
+    precision, is_published = weight_formats(reader, config)
+    return trained(reader, "trainer", config, run_settings | precision, world_size, published_weights=is_published)
 
 
 def trained(
-    reading: Reading,
-    kind: str,
-    data: Table,
+    reader: Reading,
+    file_kind: str,
+    config: Table,
     run_settings: dict[str, Any],
     world_size: int | None,
     target: Any = None,
@@ -177,47 +177,47 @@ def trained(
 ) -> Launch:
     """Returns the training run of Trainer arguments, under the framework that they select.
 
-    kind: the name of the kind of file.
-    data: the arguments, of which those that select a framework are read here.
+    file_kind: the name of the kind of file.
+    config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.
     target: the model's name; None (default) for that of `model_name_or_path`.
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
-    world = reading.devices(world_size)
-    name = data.get("model_name_or_path") if target is None else target
-    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), run_settings)
+    world = reader.devices(world_size)
+    name = config.get("model_name_or_path") if target is None else target
+    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
-        if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
-            arguments = _with_named_files(reading, data, plugin_name, plugin.trainer_keys, shipped)
-            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, run_settings)
+        if plugin.trainer is not None and any(config.get(key) for key in plugin.trainer_keys):
+            arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
+            framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
             break
-    return reading.launch(
-        kind,
+    return reader.launch(
+        file_kind,
         framework_name,
         target="" if name is None else str(name)[:200],
-        layout=run.layout,
-        settings=run.settings,
-        own_settings=run.own_settings,
+        layout=launch_settings.layout,
+        settings=launch_settings.settings,
+        own_settings=launch_settings.own_settings,
         published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
 def _with_named_files(
-    reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: Reading, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments in which the framework's config files are replaced by their tables."""
     expected_text = f"a config of {framework(name).title}"
     tables = {
-        key: reading.fetched(key, data[key], expected_text, shipped)
+        key: reader.fetched(key, config[key], expected_text, shipped)
         for key in keys
-        if isinstance(data.get(key), str) and re.search(r"\.(json|ya?ml)$", data[key])
+        if isinstance(config.get(key), str) and re.search(r"\.(json|ya?ml)$", config[key])
     }
-    return {**data, **tables}
+    return {**config, **tables}
 
 
 def trainer_settings(
-    reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
+    reader: Reading, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
 
@@ -226,40 +226,40 @@ def trainer_settings(
     """
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": reading.size(data, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
-        "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
+        "batch": reader.size(config, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
+        "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
     names = (prefers,) if prefers else ("max_seq_length", "max_length", "block_size", "cutoff_len")
-    length = next((name for name in names if data.get(name) is not None), "")
+    length = next((name for name in names if config.get(name) is not None), "")
     if length or prefers:
         run_settings["seq"] = size_of(
-            reading, length or prefers, reading.value(data, length or prefers, defaults.get(prefers))
+            reader, length or prefers, reader.value(config, length or prefers, defaults.get(prefers))
         )
-    run_settings |= optimizer_settings(reading, "optim", reading.value(data, "optim", defaults["optim"]))
-    run_settings |= trainer_kernels(reading, data, defaults)
-    run_settings |= trainer_adapters(reading, data)
-    noise_words(reading, data)
-    for name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
-        if data.get(name) not in (None, False, ""):
-            reading.unknown[name] = "it is modelled without"
+    run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", defaults["optim"]))
+    run_settings |= trainer_kernels(reader, config, defaults)
+    run_settings |= trainer_adapters(reader, config)
+    noise_words(reader, config)
+    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
+        if config.get(argument_name) not in (None, False, ""):
+            reader.unknown[argument_name] = "it is modelled without"
     return run_settings
 
 
-def noise_words(reading: Reading, data: Table) -> None:
-    """Notes NEFTune's noise, a tensor of the embeddings' size before the layers, where no peak is."""
-    if data.get("neftune_noise_alpha") not in (None, False, ""):
-        reading.notes.append(
+def noise_words(reader: Reading, config: Table) -> None:
+    """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
+    if config.get("neftune_noise_alpha") not in (None, False, ""):
+        reader.notes.append(
             "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
         )
 
 
-def optimizer_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+def optimizer_settings(reader: Reading, key: str, value: Any) -> dict[str, Any]:
     """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
     if name not in OPTIMIZERS:
-        reading.unknown[key] = f"'{name}' is not modelled"
+        reader.unknown[key] = f"'{name}' is not modelled"
         return {}
     return dict(OPTIMIZERS[name])
 
@@ -268,7 +268,7 @@ WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf
 
 
 def pair_settings(
-    reading: Reading,
+    reader: Reading,
     loss: str,
     run_settings: Mapping[str, Any],
     reference: FrozenModel | None = None,
@@ -285,39 +285,37 @@ def pair_settings(
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reading, run_settings, reference)
+        add_reference(reader, run_settings, reference)
     if loss == "reward" and not keeps_logits:
-        reading.notes.append(
-            "a pair is two sequences; scores have no logits, and the loss is counted in chunks of them"
-        )
+        reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
-    reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
+    reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
     return {"batch": 2 * run_settings["batch"]}
 
 
 def kto_settings(
-    reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
+    reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients first.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
 
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
-    add_reference(reading, run_settings, reference)
-    reading.notes.append("the loss of KTO is counted as that of SFT, an estimate")
+    add_reference(reader, run_settings, reference)
+    reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
     return {"batch": run_settings["batch"]}
 
 
-def add_reference(reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds a loss's reference model to a run: with adapters the frozen weights, otherwise a copy of all weights.
+def add_reference(reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+    """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
 
     run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
     """
     if "lora_rank" in run_settings:
-        reading.notes.append("the reference model is the frozen weights beside the adapters")
+        reader.notes.append("the reference model is the frozen weights beside the adapters")
         return
-    reading.frozen = reference or FrozenModel(TRL_REFERENCE)
-    reading.notes.append(
+    reader.frozen = reference or FrozenModel(TRL_REFERENCE)
+    reader.notes.append(
         "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
     )
 
@@ -334,24 +332,24 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""
 
 
-def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
+def weight_formats(reader: Reading, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
     """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
     """
-    key = "torch_dtype" if data.get("torch_dtype") is not None else "dtype"
-    kind = data.get(key)
+    key = "torch_dtype" if config.get("torch_dtype") is not None else "dtype"
+    kind = config.get(key)
     if kind is None:
-        kind = reading.value(data, key, default)
-    half_format = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
+        kind = reader.value(config, key, default)
+    half_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
     if half_format == "fp16":
-        reading.notes.append(FP16_NOTE)
+        reader.notes.append(FP16_NOTE)
     if kind == "auto":
         return {"precision": "fp32" if half_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reading.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
+        raise reader.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
         return {"precision": "fp32" if half_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
@@ -361,60 +359,60 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 """Beginnings and parts of the names of attention implementations that keep no scores."""
 
 
-def attention_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+def attention_settings(reader: Reading, key: str, value: Any) -> dict[str, Any]:
     """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}
     if not any(kernel_name in name for kernel_name in FLASH_KERNELS):
-        raise reading.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
+        raise reader.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
     if name == "flex_attention":
-        reading.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")
+        reader.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
 
 
-def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
+def trainer_kernels(reader: Reading, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
     kernel_settings: dict[str, Any] = {}
-    checkpoints = reading.flag(data, "gradient_checkpointing", defaults["gradient_checkpointing"])
-    if checkpoints or reading.flag(data, "activation_checkpointing"):
-        kwargs = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
+    checkpoints = reader.flag(config, "gradient_checkpointing", defaults["gradient_checkpointing"])
+    if checkpoints or reader.flag(config, "activation_checkpointing"):
+        kwargs = config.get("gradient_checkpointing_kwargs") or config.get("activation_checkpointing_kwargs") or {}
         if not isinstance(kwargs, Mapping):
-            raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
+            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
         is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
-    if data.get("attn_implementation") is not None:
-        kernel_settings |= attention_settings(reading, "attn_implementation", data["attn_implementation"])
+    if config.get("attn_implementation") is not None:
+        kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
     else:
-        kernel_settings |= default_attention(reading)
-    if reading.flag(data, "torch_compile"):
+        kernel_settings |= default_attention(reader)
+    if reader.flag(config, "torch_compile"):
         kernel_settings["compile"] = True
-    if reading.flag(data, "use_liger_kernel"):
+    if reader.flag(config, "use_liger_kernel"):
         kernel_settings |= {"norm": "fused", "cross_entropy": "chunked"}
     return kernel_settings
 
 
-def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
+def trainer_adapters(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
-    if data.get("lora_r") is None and not reading.flag(data, "use_peft"):
-        for name in ("load_in_4bit", "load_in_8bit"):
-            if reading.flag(data, name):
-                reading.unknown[name] = "quantized weights take no gradient without lora_r"
+    if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
+        for argument_name in ("load_in_4bit", "load_in_8bit"):
+            if reader.flag(config, argument_name):
+                reader.unknown[argument_name] = "quantized weights take no gradient without lora_r"
         return {}
-    base: dict[str, Any] = {"base": "int8"} if reading.flag(data, "load_in_8bit") else {}
-    if reading.flag(data, "load_in_4bit"):
-        base = {"base": "nf4-dq" if reading.flag(data, "use_bnb_nested_quant") else "nf4"}
+    base: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
+    if reader.flag(config, "load_in_4bit"):
+        base = {"base": "nf4-dq" if reader.flag(config, "use_bnb_nested_quant") else "nf4"}
     return base | lora_settings(
-        reading,
-        rank=("lora_r", reading.value(data, "lora_r", 16)),
-        targets=("lora_target_modules", data.get("lora_target_modules")),
-        modules_to_save=("lora_modules_to_save", data.get("lora_modules_to_save")),
-        dropout=data.get("lora_dropout"),
+        reader,
+        rank=("lora_r", reader.value(config, "lora_r", 16)),
+        targets=("lora_target_modules", config.get("lora_target_modules")),
+        modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
+        dropout=config.get("lora_dropout"),
     )
 
 
 def lora_settings(
-    reading: Reading,
+    reader: Reading,
     *,
     rank: tuple[str, Any],
     targets: tuple[str, Any],
@@ -426,13 +424,13 @@ def lora_settings(
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.
     """
-    adapter_settings: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
+    adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
     for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if value in (None, [], ""):
             continue
         names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise reading.wrong(key, f"{shown(value)}; expected a list of names")
+            raise reader.wrong(key, f"{shown(value)}; expected a list of names")
         adapter_settings[setting] = tuple(names)
     if dropout not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True

@@ -1,4 +1,4 @@
-"""Marks words of a script whose values are known only when it runs, and explains them in messages."""
+"""Marks words of a script whose values are known only when the script runs, and explains them in messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unresolved(name: str) -> str:
-    """Returns a word that stands for a value known only when the script runs: a name between marks."""
+    """Returns a marked name, in place of a value that is known only when the script runs."""
     letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
     return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
@@ -30,12 +30,12 @@ def is_unresolved(text: str) -> bool:
 
 
 def is_unset_variable(word: str) -> bool:
-    """Whether a word is only a variable that the script never sets, which a shell would expand to no word."""
+    """Whether a word is a variable that the script never sets, which a shell expands to nothing."""
     return UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
 
 
 def printable(text: str, letters: int = 80) -> str:
-    """Returns a word for a message: without marks, on one line, and cut to `letters` characters."""
+    """Returns a word for an error message: without marks, on one line, and cut to `letters` characters."""
     return one_line(text.replace(UNRESOLVED, ""))[:letters]
 
 

@@ -51,102 +51,107 @@ HEAD_CHUNK = 128
 """Tokens of which the output head computes logits at once (`lm_head_chunk_size`)."""
 
 
-def is_litgpt(data: Table) -> bool:
+def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
-    train = data.get("train")
+    train = config.get("train")
     has_sizes = isinstance(train, Mapping) and ("micro_batch_size" in train or "global_batch_size" in train)
-    return has_sizes and any(name in data for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+    return has_sizes and any(
+        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+    )
 
 
-def read_litgpt(data: Table, source: Source) -> Launch:
+def read_litgpt(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
-        if not any(str(name).startswith("lora_") for name in data) and data.get("checkpoint_dir") is None:
-            reading.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
-        train = reading.table(data, "train")
-        world = source.world_size or _device_count(reading, data)
-        batch = reading.size(train, "micro_batch_size", 1)
-        global_batch = reading.size(train, "global_batch_size", 16)
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no argument that is known")
+        if (
+            not any(str(argument_name).startswith("lora_") for argument_name in config)
+            and config.get("checkpoint_dir") is None
+        ):
+            reader.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
+        train = reader.table(config, "train")
+        world_size = source_file.world_size or _device_count(reader, config)
+        batch = reader.size(train, "micro_batch_size", 1)
+        global_batch = reader.size(train, "global_batch_size", 16)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, global_batch // world // batch),
+            "num_microbatches": max(1, global_batch // world_size // batch),
             "attn_implementation": "flash",
             "norm": "eager",
             "keep_logits": True,
             "cross_entropy": "split",
             "loss_chunk": HEAD_CHUNK,
-            **_optimizer_settings(reading, data),
+            **_optimizer_settings(reader, config),
         }
-        reading.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
+        reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
+            run_settings["seq"] = size_of(reader, "train.max_seq_length", train["max_seq_length"])
         else:
-            reading.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
-        precision = str(reading.value(data, "precision", "bf16-true"))
+            reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
+        precision = str(reader.value(config, "precision", "bf16-true"))
         if precision not in PRECISIONS:
-            raise reading.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
+            raise reader.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
         run_settings |= PRECISIONS[precision]
-        if any(str(name).startswith("lora_") for name in data):
-            run_settings |= _adapter_settings(reading, data, precision)
-        elif world > 1:
+        if any(str(argument_name).startswith("lora_") for argument_name in config):
+            run_settings |= _adapter_settings(reader, config, precision)
+        elif world_size > 1:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
-        model_name = str(data.get("checkpoint_dir") or data.get("model_name") or "")
-        is_sharded = world > 1
-        return reading.launch(
+        model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
+        is_sharded = world_size > 1
+        return reader.launch(
             "litgpt",
             "fsdp2" if is_sharded else "torch",
             target=re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200],
-            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
             settings=run_settings,
             own_settings=TitanSettings(reduced="bfloat16" if "bf16" in precision else "") if is_sharded else None,
         )
 
 
-def _device_count(reading: Reading, data: Table) -> int:
+def _device_count(reader: Reading, config: Table) -> int:
     """Returns the number of devices: devices per machine times machines."""
-    devices = reading.value(data, "devices", 1)
+    devices = reader.value(config, "devices", 1)
     if isinstance(devices, str) and not devices.isdecimal():
-        raise reading.wrong("devices", f"{shown(devices)} depends on the machine; expected a number, or --devices")
-    return size_of(reading, "devices", devices) * reading.size(data, "num_nodes", 1)
+        raise reader.wrong("devices", f"{shown(devices)} depends on the machine; expected a number, or --devices")
+    return size_of(reader, "devices", devices) * reader.size(config, "num_nodes", 1)
 
 
-def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    value = reading.value(data, "optimizer", "AdamW")
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    value = reader.value(config, "optimizer", "AdamW")
     name = str(value.get("class_path") if isinstance(value, Mapping) else value).rpartition(".")[2]
     options = value.get("init_args") if isinstance(value, Mapping) else None
     if name == "SGD":
         return {"optimizer": "sgd"}
     if name not in ("AdamW", "Adam"):
-        reading.unknown["optimizer"] = f"'{name[:60]}' is not modelled; AdamW and SGD are"
+        reader.unknown["optimizer"] = f"'{name[:60]}' is not modelled; AdamW and SGD are"
         return {}
     is_fused = isinstance(options, Mapping) and options.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
 
 
-def _adapter_settings(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, config: Table, precision: str) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
         projection
         for name, (default, projections) in TARGETS.items()
-        if reading.flag(data, name, default)
+        if reader.flag(config, name, default)
         for projection in projections
     ]
-    if reading.flag(data, "lora_head"):
-        reading.notes.append(HEAD_ADAPTER)
+    if reader.flag(config, "lora_head"):
+        reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(
-        reading,
-        rank=("lora_r", reading.value(data, "lora_r", 8)),
+        reader,
+        rank=("lora_r", reader.value(config, "lora_r", 8)),
         targets=("lora_query", targets),
-        dropout=reading.value(data, "lora_dropout", 0.05),
+        dropout=reader.value(config, "lora_dropout", 0.05),
     )
     adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
-    quantize = data.get("quantize")
+    quantize = config.get("quantize")
     if quantize in (None, ""):
         return adapter_settings
     if str(quantize) not in BASES:
-        reading.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
+        reader.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
         return adapter_settings
     return adapter_settings | {"base": BASES[str(quantize)], "quantized_head": True}

@@ -1,4 +1,4 @@
-"""LitGPT as a framework: how its config files are read."""
+"""The registry record of LitGPT: how its config files are recognized and read."""
 
 from __future__ import annotations
 

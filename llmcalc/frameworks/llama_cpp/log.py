@@ -79,110 +79,123 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the buffers that llama.cpp or Ollama printed in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS, _is_of_a_slot)
-    buffers = _buffer_sizes(log)
-    terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
-    is_ollama = "ollama" in facts or not terms
-    if not terms:
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS, _is_of_a_slot)
+    buffers = _buffer_sizes(log_text)
+    memory_terms = tuple(
+        LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
+    )
+    is_ollama = "ollama" in log_values or not memory_terms
+    if not memory_terms:
         names = ("model_buffer", "kv_buffer", "compute_buffer")
-        terms = tuple(LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts)
-    is_out_of_memory = "stop" in facts
-    requested = facts.last_size("requested") or next(iter(facts.counts("requested_bytes")[-1:]), 0)
+        memory_terms = tuple(
+            LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+        )
+    is_out_of_memory = "stop" in log_values
+    requested = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
     if is_out_of_memory and requested:
-        is_ollama = "ollama" in facts
-        terms = (*terms, LogTerm("requested", requested))
-    if not terms:
+        is_ollama = "ollama" in log_values
+        memory_terms = (*memory_terms, LogTerm("requested", requested))
+    if not memory_terms:
         return None
-    formats = {FORMATS.get(facts.text(name), "") for name in ("key_format", "value_format")}
-    is_fork = not is_ollama and any(name in facts for name in OF_IK)
+    formats = {FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
+    is_fork = not is_ollama and any(term_name in log_values for term_name in OF_IK)
     return LogReading(
         program="ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
         title="Ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
-        terms=terms,
+        terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
-        version="" if is_ollama or not facts.text("build") else ("" if is_fork else "b") + facts.text("build"),
-        model=facts.text("model"),
-        device=facts.text("gpu"),
-        total=next(iter(_device_sizes(facts)), None),
-        flags=_ollama_flags(facts) if is_ollama else _llama_server_flags(facts),
-        scheme=facts.text("file_type").lower().replace(" - ", "_"),
-        message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
-        off=_largest_buffer(terms) if is_out_of_memory else "",
+        version=""
+        if is_ollama or not log_values.text("build")
+        else ("" if is_fork else "b") + log_values.text("build"),
+        model=log_values.text("model"),
+        device=log_values.text("gpu"),
+        total=next(iter(_device_sizes(log_values)), None),
+        flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values),
+        scheme=log_values.text("file_type").lower().replace(" - ", "_"),
+        message=next((line.strip() for line in log_text.lines_with("out of memory", "failed to allocate")), ""),
+        off=_largest_buffer(memory_terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
-        cache_tokens=max(facts.counts("ctx_size"), default=0),
+        cache_tokens=max(log_values.counts("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
 
 
 def _is_of_a_slot(line: str) -> bool:
-    """Whether a line is about one slot of the server, which has its share of the context."""
+    """Whether a line is about a single slot of the server, which has only a part of the context."""
     return _SLOT.search(line[:LONGEST_PREFIX]) is not None
 
 
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
-def _device_sizes(facts: Facts) -> list[int]:
-    """Returns the memory of each device in the last list of devices that the log prints; empty where it states none."""
-    sizes = facts.sizes("vram")
-    return sizes[-min(len(sizes), max(1, int(facts.text("devices") or 1))) :]
+def _device_sizes(log_values: Facts) -> list[int]:
+    """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
+    sizes = log_values.sizes("vram")
+    return sizes[-min(len(sizes), max(1, int(log_values.text("devices") or 1))) :]
 
 
-def _llama_server_flags(facts: Facts) -> dict[str, str]:
+def _llama_server_flags(log_values: Facts) -> dict[str, str]:
     """Returns the flags of llama-server that the log states, with the cache's number formats.
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    devices = int(facts.text("devices") or 1)
-    sizes = _device_sizes(facts)
-    split = [str(size >> 20) for size in sizes] if len(sizes) == devices else ["1"] * devices
+    devices = int(log_values.text("devices") or 1)
+    sizes = _device_sizes(log_values)
+    split = [str(buffer_bytes >> 20) for buffer_bytes in sizes] if len(sizes) == devices else ["1"] * devices
     flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
-    flags |= {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
-    flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
-    if facts.text("flash_attn") in FLASH:
-        flags["flash_attn"] = FLASH[facts.text("flash_attn")]
-    for name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
-        if name in facts:
-            flags[field] = facts.text(name)
-    return flags | ({"kv_unified": facts.text("kv_unified")} if "kv_unified" in facts else {})
+    flags |= {term_name: log_values.text(term_name) for term_name in (*FLAGS, *OF_IK) if term_name in log_values}
+    flags |= {
+        term_name: {"0": "false", "1": "true"}[flags[term_name]] for term_name in ("fused_moe",) if term_name in flags
+    }
+    if log_values.text("flash_attn") in FLASH:
+        flags["flash_attn"] = FLASH[log_values.text("flash_attn")]
+    for term_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+        if term_name in log_values:
+            flags[field] = log_values.text(term_name)
+    return flags | ({"kv_unified": log_values.text("kv_unified")} if "kv_unified" in log_values else {})
 
 
-def _ollama_flags(facts: Facts) -> dict[str, str]:
+def _ollama_flags(log_values: Facts) -> dict[str, str]:
     """Returns Ollama's options from the log, in which each request has an equal share of the context."""
-    parallel = max(1, int(facts.text("parallel") or 1))
-    options = {"num_batch": facts.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": facts.text("parallel")}
-    if "ctx_size" in facts:
-        options["num_ctx"] = str(int(facts.text("ctx_size")) // parallel)
-    return {name: value for name, value in options.items() if value}
+    parallel = max(1, int(log_values.text("parallel") or 1))
+    options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
+    if "ctx_size" in log_values:
+        options["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
+    return {term_name: value for term_name, value in options.items() if value}
 
 
-def _largest_buffer(terms: Sequence[LogTerm]) -> str:
+def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
     """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
-    changeable_terms = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
+    changeable_terms = [term for term in memory_terms if term.name in ("kv_buffer", "compute_buffer")] or list(
+        memory_terms
+    )
     return max(changeable_terms, key=lambda term: term.value).name
 
 
-def _buffer_sizes(log: LogText) -> dict[tuple[str, str], int]:
-    """Returns (buffer's name, device) → bytes; a context that is created again, as by `--fit`, replaces its buffers."""
+def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
+    """Returns (buffer's name, device) → bytes. A context that is created again replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
-    for line in log.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
+    for line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])
         if match is not None:
             buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
-    for line in log.lines_with("n_ctx ", "buffer size"):
+    for line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in line and "=" in line and not _is_of_a_slot(line):
-            buffers = {key: size for key, size in buffers.items() if key[0] == "model_buffer"}
+            buffers = {key: buffer_bytes for key, buffer_bytes in buffers.items() if key[0] == "model_buffer"}
         if "buffer size" not in line:
             continue
         match = _BUFFER.search(line[:LONGEST_PREFIX])
         if match is None:
             continue
-        kind = match["kind"].strip()
-        key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
-        size = bytes_of(match["size"])
+        buffer_kind = match["kind"].strip()
+        key = (
+            _NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
+            match["device"],
+        )
+        buffer_bytes = bytes_of(match["size"])
         is_added = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
-        buffers[key] = buffers[key] + size if is_added else size
+        buffers[key] = buffers[key] + buffer_bytes if is_added else buffer_bytes
     return buffers

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory: its own arguments and those of transformers' Trainer.
+"""Reads a config of LLaMA-Factory: its own arguments together with those of transformers' Trainer.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.
@@ -100,177 +100,181 @@ ATTENTION = {
 DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
 
-def is_llama_factory(data: Table) -> bool:
+def is_llama_factory(config: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory."""
     known_keys = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
     return (
-        is_version_1(data)
-        or "finetuning_type" in data
-        or ("template" in data and any(name in data for name in known_keys))
+        is_version_1(config)
+        or "finetuning_type" in config
+        or ("template" in config and any(name in config for name in known_keys))
     )
 
 
-def read_llama_factory(data: Table, source: Source) -> Launch:
+def read_llama_factory(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
-    if is_version_1(data):
-        return read_version_1(data, source)
-    with reading_of(source) as reading:
-        reading.expandable = (source.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
+    if is_version_1(config):
+        return read_version_1(config, source_file)
+    with reading_of(source_file) as reader:
+        reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         ignored = TRAINER_IGNORED | IGNORED
-        reading.ignored += [name for name in data if name in ignored]
-        unknown_keys(reading, data, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
+        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
+        unknown_keys(reader, config, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
         for name, method in REFUSED.items():
-            if method and data.get(name) not in (None, False, ""):
-                reading.unknown[name] = f"{method}: not modelled"
-        if data.get("do_train") is not True and any(data.get(name) is True for name in ("do_predict", "do_eval")):
-            raise reading.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
-        stage = str(reading.value(data, "stage", "sft"))[:20]
+            if method and config.get(name) not in (None, False, ""):
+                reader.unknown[name] = f"{method}: not modelled"
+        if config.get("do_train") is not True and any(
+            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
+        ):
+            raise reader.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
+        stage = str(reader.value(config, "stage", "sft"))[:20]
         if stage not in STAGES:
-            reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
-        kind = str(reading.value(data, "finetuning_type", "lora"))[:20]
-        if kind not in ("full", "lora"):
-            reading.unknown["finetuning_type"] = f"'{kind}' is not modelled; full and lora are"
-        run_settings = trainer_settings(reading, _with_kernel_arguments(reading, data), DEFAULTS, prefers="cutoff_len")
-        run_settings |= attention_settings(reading, "flash_attn", _attention_implementation(reading, data))
-        if kind == "lora":
-            run_settings |= _adapter_settings(reading, data)
-        elif data.get("quantization_bit") is not None:
-            reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
+            reader.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
+        finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
+        if finetuning_type not in ("full", "lora"):
+            reader.unknown["finetuning_type"] = f"'{finetuning_type}' is not modelled; full and lora are"
+        run_settings = trainer_settings(reader, _with_kernel_arguments(reader, config), DEFAULTS, prefers="cutoff_len")
+        run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
+        if finetuning_type == "lora":
+            run_settings |= _adapter_settings(reader, config)
+        elif config.get("quantization_bit") is not None:
+            reader.unknown["quantization_bit"] = (
+                f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
+            )
         if stage == "rm":
-            run_settings |= pair_settings(reading, "reward", run_settings, keeps_logits=True)
-            reading.notes.append("the head of rewards is left out, one row of the output head's width")
+            run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
+            reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
             run_settings |= pair_settings(
-                reading, str(reading.value(data, "pref_loss", "sigmoid")), run_settings, _reference_model(data)
+                reader, str(reader.value(config, "pref_loss", "sigmoid")), run_settings, _reference_model(config)
             )
         elif stage == "kto":
-            run_settings |= kto_settings(reading, run_settings, _reference_model(data))
-        if data.get("use_eaft_loss"):
-            reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
-        run_settings |= _number_formats(reading, data, kind)
-        run_settings |= _optimizer_settings(reading, data, run_settings, source.world_size)
-        return trained(reading, "llama-factory", data, run_settings, source.world_size, shipped=DEEPSPEED_CONFIGS)
+            run_settings |= kto_settings(reader, run_settings, _reference_model(config))
+        if config.get("use_eaft_loss"):
+            reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
+        run_settings |= _number_formats(reader, config, finetuning_type)
+        run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
+        return trained(reader, "llama-factory", config, run_settings, source_file.world_size, shipped=DEEPSPEED_CONFIGS)
 
 
-def _reference_model(data: Table) -> FrozenModel:
+def _reference_model(config: Table) -> FrozenModel:
     """Returns the reference model of preference losses, in the number format of matrix products."""
     return FrozenModel(
-        "llamafactory/train/trainer_utils.py, create_ref_model", "float16" if data.get("fp16") else "bfloat16"
+        "llamafactory/train/trainer_utils.py, create_ref_model", "float16" if config.get("fp16") else "bfloat16"
     )
 
 
-def _with_kernel_arguments(reading: Reading, data: Table) -> dict[str, Any]:
+def _with_kernel_arguments(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the arguments with the Trainer's names for activation checkpointing and Liger-Kernel.
 
     Layers are checkpointed by default, in the reentrant way.
     """
-    arguments = dict(data)
-    checkpoints = not reading.flag(data, "disable_gradient_checkpointing")
-    if "disable_gradient_checkpointing" not in data:
-        reading.filled_in["disable_gradient_checkpointing"] = False
-    is_reentrant = reading.flag(data, "use_reentrant_gc", True) if checkpoints else False
+    arguments = dict(config)
+    checkpoints = not reader.flag(config, "disable_gradient_checkpointing")
+    if "disable_gradient_checkpointing" not in config:
+        reader.filled_in["disable_gradient_checkpointing"] = False
+    is_reentrant = reader.flag(config, "use_reentrant_gc", True) if checkpoints else False
     arguments |= {
         "gradient_checkpointing": checkpoints,
         "gradient_checkpointing_kwargs": {"use_reentrant": is_reentrant},
         "attn_implementation": "sdpa",
-        "use_liger_kernel": data.get("enable_liger_kernel"),
+        "use_liger_kernel": config.get("enable_liger_kernel"),
     }
     return arguments
 
 
-def _attention_implementation(reading: Reading, data: Table) -> str:
-    name = str(reading.value(data, "flash_attn", "auto"))[:20]
+def _attention_implementation(reader: Reading, config: Table) -> str:
+    name = str(reader.value(config, "flash_attn", "auto"))[:20]
     if name not in ATTENTION:
-        raise reading.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
+        raise reader.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
     return ATTENTION[name]
 
 
-def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    targets = reading.value(data, "lora_target", "all")
+    targets = reader.value(config, "lora_target", "all")
     adapter_settings = lora_settings(
-        reading,
-        rank=("lora_rank", reading.value(data, "lora_rank", 8)),
+        reader,
+        rank=("lora_rank", reader.value(config, "lora_rank", 8)),
         targets=("lora_target", "all-linear" if targets == "all" else targets),
-        modules_to_save=("additional_target", data.get("additional_target")),
-        dropout=data.get("lora_dropout"),
+        modules_to_save=("additional_target", config.get("additional_target")),
+        dropout=config.get("lora_dropout"),
     )
-    bits = data.get("quantization_bit")
-    if reading.flag(data, "pissa_init"):
+    bits = config.get("quantization_bit")
+    if reader.flag(config, "pissa_init"):
         if bits is not None:
-            raise reading.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
-        reading.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
+            raise reader.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
+        reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bits is None:
         return adapter_settings
-    method = str(reading.value(data, "quantization_method", "bnb"))
-    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or data.get("quantization_type") == "fp4":
-        reading.unknown["quantization_bit"] = (
+    method = str(reader.value(config, "quantization_method", "bnb"))
+    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
+        reader.unknown["quantization_bit"] = (
             f"{shown(bits)} by {method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bits == 8:
         return adapter_settings | {"base": "int8"}
-    adapter_settings["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
+    adapter_settings["base"] = "nf4-dq" if reader.flag(config, "double_quantization", True) else "nf4"
     return adapter_settings
 
 
-def _optimizer_settings(reading: Reading, data: Table, run_settings: Table, world_size: int | None) -> dict[str, Any]:
+def _optimizer_settings(reader: Reading, config: Table, run_settings: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
-    if reading.flag(data, "use_galore"):
-        return _low_rank_optimizer(reading, data, "galore", run_settings, world_size)
-    if reading.flag(data, "use_apollo"):
-        return _low_rank_optimizer(reading, data, "apollo", run_settings, world_size)
-    if reading.flag(data, "use_muon"):
-        reading.filled_in.pop("optim", None)
-        if data.get("deepspeed") or data.get("fsdp"):
-            reading.unknown["use_muon"] = "on shards it is not modelled"
+    if reader.flag(config, "use_galore"):
+        return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
+    if reader.flag(config, "use_apollo"):
+        return _low_rank_optimizer(reader, config, "apollo", run_settings, world_size)
+    if reader.flag(config, "use_muon"):
+        reader.filled_in.pop("optim", None)
+        if config.get("deepspeed") or config.get("fsdp"):
+            reader.unknown["use_muon"] = "on shards it is not modelled"
         return {"optimizer": "muon", "optimizer_impl": "loop"}
-    if not reading.flag(data, "use_adam_mini"):
+    if not reader.flag(config, "use_adam_mini"):
         return {}
-    reading.filled_in.pop("optim", None)
-    if data.get("deepspeed") or data.get("fsdp"):
-        reading.unknown["use_adam_mini"] = "on shards it is not modelled"
+    reader.filled_in.pop("optim", None)
+    if config.get("deepspeed") or config.get("fsdp"):
+        reader.unknown["use_adam_mini"] = "on shards it is not modelled"
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
 def _low_rank_optimizer(
-    reading: Reading, data: Table, name: str, run_settings: Table, world_size: int | None
+    reader: Reading, config: Table, name: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
     if "lora_rank" in run_settings:
-        raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
-    if data.get("deepspeed"):
-        raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
-    if str(data.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
-        reading.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
+        raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
+    if config.get("deepspeed"):
+        raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
+    if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
+        reader.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
     modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
     for key, value in modelled_values.items():
-        if reading.value(data, f"{name}_{key}", value) not in (value, [value]):
-            reading.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
-    reading.filled_in.pop("optim", None)
-    rank = size_of(reading, f"{name}_rank", reading.value(data, f"{name}_rank", 16))
+        if reader.value(config, f"{name}_{key}", value) not in (value, [value]):
+            reader.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
+    reader.filled_in.pop("optim", None)
+    rank = size_of(reader, f"{name}_rank", reader.value(config, f"{name}_rank", 16))
     if rank > LARGEST_RANK:
-        raise reading.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
+        raise reader.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}
-    if reading.flag(data, f"{name}_layerwise"):
+    if reader.flag(config, f"{name}_layerwise"):
         for key, count in (("gradient_accumulation_steps", run_settings["num_microbatches"]), ("devices", world_size)):
             if (count or 1) > 1:
-                raise reading.wrong(
+                raise reader.wrong(
                     f"{name}_layerwise", f"LLaMA-Factory refuses it with {count} {key.replace('_', ' ')}; expected 1"
                 )
         settings["optimizer_in_backward"] = True
     return settings
 
 
-def _number_formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
+def _number_formats(reader: Reading, config: Table, finetuning_type: str) -> dict[str, Any]:
     """Returns the number formats. Trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
 
     Frozen weights have the format of products, or the checkpoint's.
     """
-    half_format = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
-    half_format = half_format or ("fp16" if reading.flag(data, "fp16") else None)
-    if kind == "lora":
+    half_format = "bf16" if reader.flag(config, "bf16") or reader.flag(config, "pure_bf16") else None
+    half_format = half_format or ("fp16" if reader.flag(config, "fp16") else None)
+    if finetuning_type == "lora":
         return {"dtype": half_format or "bf16", "master_weights": "none"}
-    if reading.flag(data, "pure_bf16"):
+    if reader.flag(config, "pure_bf16"):
         return {"dtype": "bf16", "master_weights": "none"}
     return {"precision": "fp32" if half_format is None else "autocast"}

@@ -36,116 +36,122 @@ IGNORED = frozenset(
 """Keys that do not change the memory of a training step."""
 
 
-def is_version_1(data: Table) -> bool:
+def is_version_1(config: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory's version 1."""
-    return "model" in data and "model_class" in data and "micro_batch_size" in data
+    return "model" in config and "model_class" in config and "micro_batch_size" in config
 
 
-def read_version_1(data: Table, source: Source) -> Launch:
+def read_version_1(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, READ | IGNORED, "", "no key that is known")
-        if data.get("cp_size") not in (None, 1):
-            reading.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
-        world = reading.devices(source.world_size)
-        reading.expandable = world > 1  # v1/launcher.py, `OPTIM_TORCH`
-        batch = reading.size(data, "micro_batch_size", 1)
-        global_batch = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, READ | IGNORED, "", "no key that is known")
+        if config.get("cp_size") not in (None, 1):
+            reader.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
+        world_size = reader.devices(source_file.world_size)
+        reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
+        batch = reader.size(config, "micro_batch_size", 1)
+        global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or batch * world_size)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, global_batch // (batch * world)),
-            "seq": reading.size(data, "cutoff_len", 2048),
+            "num_microbatches": max(1, global_batch // (batch * world_size)),
+            "seq": reader.size(config, "cutoff_len", 2048),
             "dtype": "bf16",
             "master_weights": "none",
-            **attention_settings(reading, "flash_attn", reading.value(data, "flash_attn", "sdpa")),
-            **_optimizer_settings(reading, data),
+            **attention_settings(reader, "flash_attn", reader.value(config, "flash_attn", "sdpa")),
+            **_optimizer_settings(reader, config),
         }
-        if reading.flag(data, "enable_activation_checkpointing", True):
+        if reader.flag(config, "enable_activation_checkpointing", True):
             run_settings["recompute"] = "full"
-        if _plugin_name(reading, data, "kernel_config") == "liger_kernel":
+        if _plugin_name(reader, config, "kernel_config") == "liger_kernel":
             run_settings["norm"] = "fused"
-        run_settings |= _adapter_settings(reading, data)
-        if data.get("pref_loss") is not None:
-            run_settings |= pair_settings(reading, str(data["pref_loss"])[:30], run_settings)
+        run_settings |= _adapter_settings(reader, config)
+        if config.get("pref_loss") is not None:
+            run_settings |= pair_settings(reader, str(config["pref_loss"])[:30], run_settings)
         else:
-            reading.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
-        reading.notes += [
+            reader.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
+        reader.notes += [
             "weights as published are taken for bf16",
             "transformers' loss runs beside the trainer's own; its logits are counted all the time, an upper bound",
         ]
-        if reading.frozen is None and "pref_loss" not in data:
-            reading.frozen = SecondLoss(
+        if reader.frozen is None and "pref_loss" not in config:
+            reader.frozen = SecondLoss(
                 "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
             )
-        arguments = {"bf16": True, **_framework_arguments(reading, data)}
+        arguments = {"bf16": True, **_framework_arguments(reader, config)}
         if "fsdp" in arguments:
             del arguments["bf16"]
-        launch = trained(
-            reading, "llama-factory", arguments, run_settings, world,
-            target=str(data["model"] or ""), shipped=DEEPSPEED_CONFIGS,
+        launched_run = trained(
+            reader, "llama-factory", arguments, run_settings, world_size,
+            target=str(config["model"] or ""), shipped=DEEPSPEED_CONFIGS,
         )  # fmt: skip
-        if isinstance(launch.own_settings, TitanSettings):
-            return replace(launch, own_settings=replace(launch.own_settings, reduced="float32", reduces_each=True))
-        return launch
+        if isinstance(launched_run.own_settings, TitanSettings):
+            return replace(
+                launched_run, own_settings=replace(launched_run.own_settings, reduced="float32", reduces_each=True)
+            )
+        return launched_run
 
 
-def _plugin_name(reading: Reading, data: Table, key: str) -> str:
+def _plugin_name(reader: Reading, config: Table, key: str) -> str:
     """Returns the name of a plugin; empty without one."""
-    return str(reading.table(data, key).get("name") or "")[:60]
+    return str(reader.table(config, key).get("name") or "")[:60]
 
 
-def _framework_arguments(reading: Reading, data: Table) -> dict[str, Any]:
+def _framework_arguments(reader: Reading, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments that select the same framework."""
-    table, name = reading.table(data, "dist_config"), _plugin_name(reading, data, "dist_config")
+    table, name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
     if not name:
         return {}
     if name == "deepspeed":
         return {"deepspeed": table.get("config_file")}
     if name != "fsdp2":
-        reading.unknown["dist_config.name"] = f"'{name}' is not modelled; fsdp2 and deepspeed are"
+        reader.unknown["dist_config.name"] = f"'{name}' is not modelled; fsdp2 and deepspeed are"
         return {}
-    config = {name: table[name] for name in ("reshard_after_forward", "offload_params") if table.get(name) is not None}
+    config = {
+        argument_name: table[argument_name]
+        for argument_name in ("reshard_after_forward", "offload_params")
+        if table.get(argument_name) is not None
+    }
     if data.get("mp_replicate_size") not in (None, 1):
-        reading.unknown["mp_replicate_size"] = "it is modelled as 1"
+        reader.unknown["mp_replicate_size"] = "it is modelled as 1"
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}
 
 
-def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of torch's AdamW, which is the default."""
-    name = _plugin_name(reading, data, "optim_config")
+    name = _plugin_name(reader, config, "optim_config")
     if name:
-        reading.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"
+        reader.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"
     return {"optimizer": "adamw", "optimizer_impl": "foreach"}
 
 
-def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    table, name = reading.table(data, "peft_config"), _plugin_name(reading, data, "peft_config")
-    quantization = reading.table(data, "quant_config")
+    table, name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
+    quantization = reader.table(config, "quant_config")
     if not name:
         if quantization:
-            reading.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
+            reader.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
         return {}
     if name != "lora":
-        reading.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
+        reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
         return {}
     if table.get("use_dora"):
-        reading.unknown["peft_config.use_dora"] = "DoRA is not modelled"
-    targets = reading.value(table, "target_modules", "all")
+        reader.unknown["peft_config.use_dora"] = "DoRA is not modelled"
+    targets = reader.value(table, "target_modules", "all")
     adapter_settings = lora_settings(
-        reading,
-        rank=("peft_config.r", reading.value(table, "r", 8)),
+        reader,
+        rank=("peft_config.r", reader.value(table, "r", 8)),
         targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
         modules_to_save=("peft_config.modules_to_save", table.get("modules_to_save")),
-        dropout=reading.value(table, "lora_dropout", 0.05),
+        dropout=reader.value(table, "lora_dropout", 0.05),
     )
     if not quantization:
         return adapter_settings
     bits = quantization.get("quantization_bit", 4)
     if str(quantization.get("name", "auto")) not in ("auto", "bnb") or bits not in (4, 8):
-        reading.unknown["quant_config"] = f"{shown(bits)} bits are not modelled; 4 and 8 by bnb are"
+        reader.unknown["quant_config"] = f"{shown(bits)} bits are not modelled; 4 and 8 by bnb are"
         return adapter_settings
     is_double = quantization.get("double_quantization", True) is not False
     return adapter_settings | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}

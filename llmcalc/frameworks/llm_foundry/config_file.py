@@ -34,147 +34,147 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
 """A reference to another key, as OmegaConf has it."""
 
 
-def is_llm_foundry(data: Table) -> bool:
+def is_llm_foundry(config: Table) -> bool:
     """Whether a table is a config of LLM Foundry."""
-    model = data.get("model")
-    return isinstance(model, Mapping) and "name" in model and "train_loader" in data
+    model = config.get("model")
+    return isinstance(model, Mapping) and "name" in model and "train_loader" in config
 
 
-def read_llm_foundry(data: Table, source: Source) -> Launch:
+def read_llm_foundry(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        reading.expandable = data.get("expandable_segments") is not False
-        model = reading.table(data, "model")
-        world = reading.devices(source.world_size)
-        length = _resolved_value(reading, data, "max_seq_len", data.get("max_seq_len"))
+    with reading_of(source_file) as reader:
+        reader.expandable = config.get("expandable_segments") is not False
+        model = reader.table(config, "model")
+        world_size = reader.devices(source_file.world_size)
+        length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "seq": size_of(reading, "max_seq_len", length),
-            "attn_implementation": _attention_kernel(reading, model),
-            **_batch_settings(reading, data, world),
-            **_optimizer_settings(reading, data),
+            "seq": size_of(reader, "max_seq_len", length),
+            "attn_implementation": _attention_kernel(reader, model),
+            **_batch_settings(reader, config, world_size),
+            **_optimizer_settings(reader, config),
         }
         if model.get("peft_config") is not None:
-            reading.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
-        fsdp = reading.table(data, "fsdp_config")
+            reader.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
+        fsdp = reader.table(config, "fsdp_config")
         if fsdp.get("activation_checkpointing") is True:
-            is_reentrant = reading.flag(fsdp, "activation_checkpointing_reentrant", True)
-            run_settings["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
+            is_reentrant = reader.flag(fsdp, "activation_checkpointing_reentrant", True)
+            run_settings["recompute"] = "full-reentrant" if is_reentrant and world_size == 1 else "full"
         if fsdp.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
-        is_sharded = bool(fsdp) and world > 1
-        formats, reduction_format = _number_formats(reading, data, fsdp, is_sharded)
+        is_sharded = bool(fsdp) and world_size > 1
+        formats, reduction_format = _number_formats(reader, config, fsdp, is_sharded)
         if is_sharded:
-            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+            reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
         if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt_model(reading, model, run_settings["seq"])
+            spec = _mpt_model(reader, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
-        return reading.launch(
+        return reader.launch(
             "llm-foundry",
             "fsdp2" if is_sharded else "torch",
             spec=spec,
             target=model_name,
-            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
             settings=run_settings | formats,
             own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _resolved_value(reading: Reading, data: Table, name: str, value: Any) -> Any:
-    """Returns a value in which a reference to another key is replaced. Raises `InputError` for a missing key."""
+def _resolved_value(reader: Reading, config: Table, name: str, value: Any) -> Any:
+    """Returns a value, or the value of the key to which it refers. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
-    referenced_value: Any = data
+    referenced_value: Any = config
     for key in match[1].split("."):
         referenced_value = referenced_value.get(key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
-        raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
+        raise reader.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
     return referenced_value
 
 
-def _batch_settings(reading: Reading, data: Table, world: int) -> dict[str, Any]:
-    micro_batch = data.get("device_train_microbatch_size")
+def _batch_settings(reader: Reading, config: Table, world_size: int) -> dict[str, Any]:
+    micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
-        raise reading.wrong(
+        raise reader.wrong(
             "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
     batch, global_batch = (
-        size_of(reading, "device_train_microbatch_size", micro_batch),
-        data.get("global_train_batch_size"),
+        size_of(reader, "device_train_microbatch_size", micro_batch),
+        config.get("global_train_batch_size"),
     )
     if global_batch is None:
         return {"batch": batch}
-    per_device = max(1, size_of(reading, "global_train_batch_size", global_batch) // world)
+    per_device = max(1, size_of(reader, "global_train_batch_size", global_batch) // world_size)
     return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
 
 
-def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    name = str(reading.table(data, "optimizer").get("name"))[:40]
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    name = str(reader.table(config, "optimizer").get("name"))[:40]
     if name not in OPTIMIZERS:
-        reading.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
+        reader.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
         return {}
     implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(name)
     return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _number_formats(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(reader: Reading, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
-    precision = str(reading.value(data, "precision", "amp_bf16"))
+    precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
-        raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+        raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
     if precision == "fp32":
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
-    mixed_precision = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    mixed_precision = str(reader.value(fsdp, "mixed_precision", "DEFAULT")).upper()
     if mixed_precision not in ("PURE", "DEFAULT"):
-        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed_precision)}; expected PURE or DEFAULT")
+        raise reader.wrong("fsdp_config.mixed_precision", f"{shown(mixed_precision)}; expected PURE or DEFAULT")
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed_precision == "PURE" else ""
 
 
-def _attention_kernel(reading: Reading, model: Table) -> str:
+def _attention_kernel(reader: Reading, model: Table) -> str:
     config = model.get("attn_config") or {}
     if isinstance(config, Mapping) and config.get("attn_impl") == "torch":
         return "eager"
     if str(model.get("name")) == "hf_causal_lm" and not model.get("use_flash_attention_2"):
-        reading.filled_in["attn_implementation"] = "sdpa"
+        reader.filled_in["attn_implementation"] = "sdpa"
     return "flash"
 
 
-def _mpt_model(reading: Reading, model: Table, length: int) -> ModelSpec:
+def _mpt_model(reader: Reading, model: Table, length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
-    config = reading.table(model, "attn_config")
+    config = reader.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():
         if key in config and config[key] not in values:
-            reading.unknown[f"model.attn_config.{key}"] = f"{shown(config[key])} is not modelled"
+            reader.unknown[f"model.attn_config.{key}"] = f"{shown(config[key])} is not modelled"
     for key in ("ffn_config", "block_overrides", "final_logit_softcapping"):
         if model.get(key):
-            reading.unknown[f"model.{key}"] = "it is modelled without"
+            reader.unknown[f"model.{key}"] = "it is modelled without"
     sizes = {
-        key: reading.size(model, key, default)
+        key: reader.size(model, key, default)
         for key, default in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
     }
-    has_bias = not reading.flag(model, "no_bias")
+    has_bias = not reader.flag(model, "no_bias")
     norm: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
-    if "rmsnorm" in str(reading.value(model, "norm_type", "low_precision_layernorm")):
+    if "rmsnorm" in str(reader.value(model, "norm_type", "low_precision_layernorm")):
         norm = {"type": "rmsnorm"}
     attention: dict[str, Any] = {"num_attention_heads": sizes["n_heads"]}
     attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention["num_key_value_heads"] = size_of(reading, "model.attn_config.kv_n_heads", config["kv_n_heads"])
+        attention["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
     decoder: dict[str, Any] = {"num_hidden_layers": sizes["n_layers"], "final_norm": norm}
     if config.get("alibi"):
         attention["position"] = {"type": "alibi"}
     elif config.get("rope"):
         attention["position"] = {"type": "rope"}
-    elif reading.flag(model, "learned_pos_emb", True):
+    elif reader.flag(model, "learned_pos_emb", True):
         decoder["position"] = {"type": "learned", "max_position_embeddings": length}
     network = {
         "type": "mlp",
-        "intermediate_size": reading.size(model, "expansion_ratio", 4) * sizes["d_model"],
+        "intermediate_size": reader.size(model, "expansion_ratio", 4) * sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
@@ -183,8 +183,8 @@ def _mpt_model(reading: Reading, model: Table, length: int) -> ModelSpec:
     table = {
         "vocab_size": sizes["vocab_size"],
         "hidden_size": sizes["d_model"],
-        "tie_word_embeddings": reading.flag(model, "tie_word_embeddings", True),
+        "tie_word_embeddings": reader.flag(model, "tie_word_embeddings", True),
         "max_position_embeddings": length,
         "decoder": decoder,
     }
-    return validate(ModelSpec, table, reading.where)
+    return validate(ModelSpec, table, reader.where)

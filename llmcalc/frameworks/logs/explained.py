@@ -1,4 +1,4 @@
-"""The memory sizes that a log prints, compared with the sizes that llmcalc computes for the same run."""
+"""The memory sizes in a log, compared with the sizes that llmcalc computes for the same run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OFF_SHARE, OFF_BYTES = 0.02, 64 * 2**20
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """A memory size of a log with its computed size. computed: bytes; None where it is not computed."""
+    """A logged memory size with the computed size. computed: bytes; None if it is not computed."""
 
     term: LogTerm
     computed: int | None = None
@@ -29,7 +29,7 @@ class ComparedTerm:
 
     @property
     def is_off(self) -> bool:
-        """Whether the two sizes differ by more than rounding and the variation between starts."""
+        """Whether logged and computed size differ by more than rounding and the variation between starts."""
         if self.computed is None or self.difference is None or self.term.unit != "bytes":
             return False
         return abs(self.difference) > OFF_SHARE and abs(self.computed - self.term.value) > OFF_BYTES
@@ -37,7 +37,7 @@ class ComparedTerm:
 
 @dataclass(frozen=True)
 class ExplainedLog:
-    """A log with its computed sizes. reading: the contents of the log. terms: its sizes, with the computed sizes.
+    """A log with computed memory sizes. reading: the log's contents. terms: logged sizes with the computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     off: the term that is off or in the way; empty for none. flag: what changes it; empty for none that is known.

@@ -82,7 +82,7 @@ class LogReading:
 
 
 class Pattern(NamedTuple):
-    """A regular expression for lines of a log that contain a fixed text.
+    """A regular expression that is tried only in lines with a fixed text.
 
     hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
     """
@@ -92,7 +92,7 @@ class Pattern(NamedTuple):
 
 
 def pattern(hint: str, expression: str) -> Pattern:
-    """Returns a pattern whose regular expression matches directly after the fixed text `hint` in a line."""
+    """Returns a regular expression that is tried only directly after the fixed text `hint` in a line."""
     return Pattern(hint, re.compile(expression))
 
 
@@ -102,50 +102,50 @@ def _skip_no_line(line: str) -> bool:
 
 
 class Facts:
-    """The values that regular expressions matched in a log, by group name, in the order of the lines."""
+    """The values that regular expressions matched in a log, by name of the regex group, in the order of the lines."""
 
     def __init__(
-        self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+        self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
-        """Matches the patterns. log: the log. is_left_out: whether a line is skipped; by default none."""
+        """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, hint_start, end in log.places(hint):
-                match = expression.search(log.text, hint_start, end)
-                if match is not None and not is_left_out(log.text[start:end]):
+            for start, hint_start, end in log_text.places(hint):
+                match = expression.search(log_text.text, hint_start, end)
+                if match is not None and not is_left_out(log_text.text[start:end]):
                     for name, value in match.groupdict().items():
                         matches.setdefault(name, []).append((hint_start, value))
         self.values: dict[str, list[str]] = {
             name: [value for _, value in sorted(places)] for name, places in matches.items()
         }
 
-    def __contains__(self, name: str) -> bool:
-        return bool(self.values.get(name))
+    def __contains__(self, group_name: str) -> bool:
+        return bool(self.values.get(group_name))
 
-    def text(self, name: str) -> str:
-        """Returns the last text that a named group matched; empty for none."""
-        return (self.values.get(name) or [""])[-1].strip()
+    def text(self, group_name: str) -> str:
+        """Returns the last text that a named regex group matched; empty if there is none."""
+        return (self.values.get(group_name) or [""])[-1].strip()
 
-    def sizes(self, name: str) -> list[int]:
-        """Returns the memory sizes that a named group matched, in bytes."""
-        return [bytes_of(text) for text in self.values.get(name, ())]
+    def sizes(self, group_name: str) -> list[int]:
+        """Returns the memory sizes, in bytes, that a named regex group matched."""
+        return [bytes_of(text) for text in self.values.get(group_name, ())]
 
-    def counts(self, name: str) -> list[int]:
-        """Returns the whole numbers that a named group matched."""
-        return [int(text.replace(",", "")) for text in self.values.get(name, ())]
+    def counts(self, group_name: str) -> list[int]:
+        """Returns the whole numbers that a named regex group matched."""
+        return [int(text.replace(",", "")) for text in self.values.get(group_name, ())]
 
     def largest(self, *names: str) -> list[LogTerm]:
-        """Returns the largest size over the ranks for each name that the log has."""
+        """Returns name → the largest logged size over the ranks."""
         return [LogTerm(name, max(self.sizes(name))) for name in names if name in self]
 
-    def last_size(self, name: str) -> int | None:
-        """Returns the last memory size that a named group matched, in bytes; None for none."""
-        sizes = self.sizes(name)
+    def last_size(self, group_name: str) -> int | None:
+        """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
+        sizes = self.sizes(group_name)
         return sizes[-1] if sizes else None
 
 
 def bytes_of(text: str) -> int:
-    """Returns the bytes of a size such as `14.99 GiB`; GB stands for GiB in logs."""
+    """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
     match = _PARTS.match(text.strip())
     if match is None or match[2].count(".") > 1:
         return 0

@@ -22,30 +22,30 @@ EXPECTED = (
 )
 
 
-def read_log(file: str, log: LogText) -> LogReading:
-    """Returns the contents of a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
-    readings = sorted(_log_readings(log), key=lambda reading: -len(reading.terms))
-    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log)
+def read_log(file: str, log_text: LogText) -> LogReading:
+    """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
+    readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
+    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
     if not readings:
         if general is None:
             raise InputError(f"{file}: no line is known; expected {EXPECTED}")
         return general
-    reading = readings[0]
+    reader = readings[0]
     if general is None or general.kind != "oom":
-        return reading
+        return reader
     return replace(
-        reading,
+        reader,
         kind="oom",
-        terms=(*reading.terms, *general.terms),
-        total=reading.total or general.total,
+        terms=(*reader.terms, *general.terms),
+        total=reader.total or general.total,
         message=general.message,
         off=general.off,
-        flag=general.flag or reading.oom_flag,
+        flag=general.flag or reader.oom_flag,
     )
 
 
-def _log_readings(log: LogText) -> Iterator[LogReading]:
+def _log_readings(log_text: LogText) -> Iterator[LogReading]:
     for folder in FOLDERS:
-        reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log)
-        if reading is not None:
-            yield reading
+        log_reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log_text)
+        if log_reading is not None:
+            yield log_reading

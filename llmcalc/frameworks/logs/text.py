@@ -34,7 +34,7 @@ class LogText:
         self.text: str = "\n".join(line[:LONGEST_LINE] for line in lines)
 
     def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
-        """Yields the offsets (line start, hint, line end) of each line that contains a text, at most `MOST_LINES`."""
+        """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MOST_LINES`."""
         end = -1
         for _ in range(MOST_LINES):
             hint_start = self.text.find(hint, end + 1)

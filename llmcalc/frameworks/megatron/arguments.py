@@ -408,9 +408,9 @@ class MegatronArguments:
                 yield argument.name
 
 
-def flag_of(name: str) -> str:
+def flag_of(argument_name: str) -> str:
     """Returns the command-line argument of a field: `num_layers` → `--num-layers`."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{argument_name.replace('_', '-')}"
 
 
 RENAMED = {

@@ -56,7 +56,7 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements that support Megatron-LM's results, the same for every layout."""
+    """Returns the tests and measurements behind Megatron-LM's results, which are the same for every layout."""
     return EVIDENCE
 
 
@@ -64,7 +64,7 @@ def check_parts(spec: ModelSpec) -> None:
     """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
     for component in evidence_of_parts(spec, frozenset({MTP.name})):
         if (component.kind, component.name) not in PARTS:
-            supported_parts = sorted(name for kind, name in PARTS if kind == component.kind)
+            supported_parts = sorted(name for part_kind, name in PARTS if part_kind == component.kind)
             alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "

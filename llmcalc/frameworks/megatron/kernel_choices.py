@@ -89,17 +89,17 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
 
 def is_hopper(gpu: str) -> bool:
     """Whether a GPU name is one of NVIDIA's Hopper generation."""
-    return any(name in gpu.upper() for name in ("H100", "H200", "H800", "H20", "GH200"))
+    return any(gpu_name in gpu.upper() for gpu_name in ("H100", "H200", "H800", "H20", "GH200"))
 
 
 def is_blackwell(gpu: str) -> bool:
     """Whether a GPU name is one of NVIDIA's Blackwell generation."""
-    return any(name in gpu.upper() for name in ("B100", "B200", "B300"))
+    return any(gpu_name in gpu.upper() for gpu_name in ("B100", "B200", "B300"))
 
 
 def is_ampere(gpu: str) -> bool:
     """Whether a GPU name is one of NVIDIA's Ampere generation."""
-    return any(name in gpu.upper() for name in ("A100", "A800"))
+    return any(gpu_name in gpu.upper() for gpu_name in ("A100", "A800"))
 
 
 def is_local(settings: MegatronSettings) -> bool:
@@ -191,8 +191,8 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         recompute=(s.recompute_method or "uniform") if s.recompute_mode == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
         recompute_kinds=frozenset(
-            kind
-            for name, kind in NETWORKS.items()
+            network_kind
+            for name, network_kind in NETWORKS.items()
             if name in s.recomputed_modules or (name == "moe" and s.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in s.recomputed_modules,

@@ -109,8 +109,7 @@ SIGNS = frozenset(
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command line runs a script of Megatron-LM: by sizes of a model or a run, which other programs spell in
-    another way, or by any of its arguments beside a variable that may hold them."""
+    """Whether a command line runs a script of Megatron-LM, by arguments that other programs spell differently."""
     if trainer.is_run_by(command_words):
         return False
     names = {word.partition("=")[0] for word in command_words}
@@ -119,21 +118,24 @@ def is_run_by(command_words: Sequence[str]) -> bool:
     return bool(names & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
 
-def read_megatron(arguments_table: Table, source: Source) -> Launch:
+def read_megatron(arguments_table: Table, source_file: Source) -> Launch:
     """Returns the training run of a functional test's table, or of a table of argument → value.
 
     Raises `InputError`, which names file and argument.
     """
     if isinstance(arguments_table.get(WRAPPED), Mapping) and "MODEL_ARGS" not in arguments_table:
         env = arguments_table.get("env_vars")
-        arguments_table, source = arguments_table[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
-    with reading_of(source) as reading:
-        variables = {str(name): _environment_text(value) for name, value in source.env.items()}
-        return _read_arguments(reading, _argument_table(reading, arguments_table, variables), variables)
+        arguments_table, source_file = (
+            arguments_table[WRAPPED],
+            replace(source_file, env=env if isinstance(env, Mapping) else {}),
+        )
+    with reading_of(source_file) as reader:
+        variables = {str(name): _environment_text(value) for name, value in source_file.env.items()}
+        return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
 
 
 def _argument_table(
-    reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]
+    reader: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]
 ) -> Mapping[str, Any]:
     """Returns the table of arguments from a functional test, or the table itself.
 
@@ -143,79 +145,82 @@ def _argument_table(
     if "MODEL_ARGS" in arguments_table:
         arguments = arguments_table["MODEL_ARGS"]
         if isinstance(arguments, list):
-            raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
+            raise reader.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
-            raise reading.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
+            raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
         variables.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for key in arguments_table:
             if key not in ENTRIES:
-                _note_entry(reading, key)
+                _note_entry(reader, key)
     if not isinstance(arguments, Mapping):
-        raise reading.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
+        raise reader.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
     return arguments
 
 
-def _note_entry(reading: Reading, key: str) -> None:
+def _note_entry(reader: Reading, key: str) -> None:
     """Records a key of the table as ignored or unknown."""
     if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
-        reading.ignored.append(key)
+        reader.ignored.append(key)
     else:
-        reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
+        reader.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
-def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
+def _read_arguments(reader: Reading, arguments: Table, env: dict[str, str]) -> Launch:
     """Returns the training run of Megatron-LM's arguments: its settings and model."""
-    source = reading.source
-    values = _field_values(reading, arguments)
+    source_file = reader.source
+    values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
-    kind = _model_kind(values, argument_values, source.script)
+    model_kind = _model_kind(values, argument_values, source_file.script)
     if values.get("recompute_activations"):
         values.setdefault("recompute_granularity", "selective")
-    settings = MegatronSettings(kind=kind, env=env, date=source.date, gpu=source.gpu or "H100", **values)
-    world = source.world_size
-    if world is None:
-        world = smallest_world(settings)
-        if world > 1:
-            advice = f"; {source.devices_advice()}" if source.unset_counts else ""
-            reading.notes.append(f"{world} devices are assumed, as few as the layout can have{advice}")
+    settings = MegatronSettings(
+        kind=model_kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **values
+    )
+    world_size = source_file.world_size
+    if world_size is None:
+        world_size = smallest_world(settings)
+        if world_size > 1:
+            advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
+            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{advice}")
     fewest = smallest_world(settings)
-    if world % fewest:
-        raise reading.wrong(
+    if world_size % fewest:
+        raise reader.wrong(
             "--devices",
-            f"{world} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected --devices "
+            f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
+            "--devices "
             f"{fewest}, or a multiple of it",
         )
-    settings = replace(settings, world_size=world)
+    settings = replace(settings, world_size=world_size)
     settings.check()
     if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
-        reading.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
+        reader.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
     if settings.tp_comm_overlap and settings.tp_comm_overlap_cfg is not None:
-        reading.notes.append("--tp-comm-overlap-cfg: is not read; the methods are taken to be Transformer Engine's own")
+        reader.notes.append("--tp-comm-overlap-cfg: is not read; the methods are taken to be Transformer Engine's own")
     if settings.overlap_moe_expert_parallel_comm:
-        reading.notes.append(
+        reader.notes.append(
             "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
             "other"
         )
     if settings.step_batch_size_schedule is not None:
-        reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
+        reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, reason in unmodelled_arguments(settings).items():
-        reading.unknown[flag] = reason
+        reader.unknown[flag] = reason
     if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
-        reading.unknown["--spec"] = "layers of its own"
+        reader.unknown["--spec"] = "layers of its own"
     if settings.fp8_format is not None:
-        reading.notes.append(
+        reader.notes.append(
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
         )
-    check_env(reading, env)
-    reading.check_unknown()
-    spec = model_of(settings, reading.where)
+    check_env(reader, env)
+    reader.check_unknown()
+    spec = model_of(settings, reader.where)
     layout = settings.layout()
     _check_layers(settings, layout)
     command_settings = settings_of(settings)
-    if source.unset:
-        reading.notes.append(f"{', '.join(sorted(source.unset)[:10])}: taken as not set")
-    return reading.launch(
+    if source_file.unset:
+        reader.notes.append(f"{', '.join(sorted(source_file.unset)[:10])}: taken as not set")
+    return reader.launch(
         "megatron",
         "megatron",
         spec=spec,
@@ -223,7 +228,7 @@ def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> 
         settings=command_settings,
         own_settings=settings,
         env=env,
-        gpu=source.gpu,
+        gpu=source_file.gpu,
     )
 
 
@@ -242,7 +247,7 @@ def smallest_world(settings: MegatronSettings) -> int:
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
-    """Raises `InputError` if the pipeline stages cannot share the layers."""
+    """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     sizes, count = settings.stage_layers, layout.pp * layout.vpp
     layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
     if sizes is not None and sum(sizes) != settings.layers:
@@ -262,41 +267,41 @@ def _field_types() -> dict[str, Any]:
     return get_type_hints(MegatronSettings)
 
 
-def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _field_values(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
-                raise reading.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
+                raise reader.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
             suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
-            raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
+            raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
         name = RENAMED.get(name, name)
         if name in _field_types() and flag_of(name) in flags:
-            parsed = value_of(reading, flag, _field_types()[name], value)
+            parsed = value_of(reader, flag, _field_types()[name], value)
             if parsed is not None:
                 if name in values and values[name] != parsed:
-                    raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
+                    raise reader.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
                 values[name] = parsed
         elif name in REPLACING:
             if value is not False:
-                reading.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
+                reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif name in REMOVED:
-            raise reading.wrong(flag, REMOVED[name])
+            raise reader.wrong(flag, REMOVED[name])
         elif {flag[2:], flag_of(name)[2:]} & (IGNORED | IGNORED_ONCE):
-            reading.ignored.append(flag)
+            reader.ignored.append(flag)
         elif value is not False:
             reason = next((reason for prefix, reason in REASONS.items() if name.startswith(prefix)), "")
-            reading.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
+            reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if values.get("tp_comm_overlap"):  # which products overlap
-        for flag in reading.ignored:
+        for flag in reader.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
-                reading.unknown[flag] = "overlap of some products"
+                reader.unknown[flag] = "overlap of some products"
     return values
 
 
-def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
+def value_of(reader: Reading, flag: str, value_type: Any, value: Any) -> Any:
     """Returns the value of an argument in the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
@@ -304,24 +309,24 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
     if flag == "--tokenizer-model" and isinstance(value, str) and is_unresolved(value):
         return None
     if isinstance(value, str) and is_unresolved(value):
-        raise reading.wrong(flag, unresolved_reason(value))
-    if kind is bool:
-        return _flag_value(reading, flag, value)
+        raise reader.wrong(flag, unresolved_reason(value))
+    if value_type is bool:
+        return _flag_value(reader, flag, value)
     if value is None or value is False:
         return None
-    choices = [choice for choice in (get_args(kind) or (kind,)) if choice is not NoneType]
-    if get_origin(kind) in (Literal, tuple):
-        choices = [kind]
+    choices = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
+    if get_origin(value_type) in (Literal, tuple):
+        choices = [value_type]
     if value is True or value == "":
-        raise reading.wrong(flag, "has no value; expected one")
+        raise reader.wrong(flag, "has no value; expected one")
     for choice in choices:
         parsed = _parse_single_value(choice, value)
         if parsed is not None:
             return parsed
-    raise reading.wrong(flag, f"{shown(value)}; expected {_expected_types(choices)}")
+    raise reader.wrong(flag, f"{shown(value)}; expected {_expected_types(choices)}")
 
 
-def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
+def _flag_value(reader: Reading, flag: str, value: Any) -> bool | None:
     """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
     if value in (True, None, "") or value == []:
         return True
@@ -330,24 +335,24 @@ def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
     boolean_values = {"true": True, "1": True, "false": None, "0": None}
     value_text = str(value).strip().lower()[:10]
     if value_text not in boolean_values:
-        raise reading.wrong(flag, f"{shown(value)}; it takes no value")
+        raise reader.wrong(flag, f"{shown(value)}; it takes no value")
     return boolean_values[value_text]
 
 
-def _parse_single_value(kind: Any, value: Any) -> Any:
+def _parse_single_value(value_type: Any, value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
-    if get_origin(kind) is Literal:
+    if get_origin(value_type) is Literal:
         value_text = str(value)[:100]
-        return value_text if value_text in get_args(kind) else None
-    if get_origin(kind) is tuple:
-        return _parse_list(get_args(kind)[0], value)
+        return value_text if value_text in get_args(value_type) else None
+    if get_origin(value_type) is tuple:
+        return _parse_list(get_args(value_type)[0], value)
     if isinstance(value, list | tuple | Mapping):
         elements = list(value) if isinstance(value, list | tuple) else []
-        if kind is str and elements and all(isinstance(element, str) for element in elements):
+        if value_type is str and elements and all(isinstance(element, str) for element in elements):
             return " ".join(elements)[:2000]
-        return _parse_single_value(kind, elements[0]) if len(elements) == 1 else None
+        return _parse_single_value(value_type, elements[0]) if len(elements) == 1 else None
     value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
-    if kind is int:
+    if value_type is int:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             return int(value)
         return (
@@ -355,19 +360,19 @@ def _parse_single_value(kind: Any, value: Any) -> Any:
             if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST
             else None
         )
-    if kind is float:
+    if value_type is float:
         if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", value_text):
             return None
         parsed_number = float(value_text)
         return parsed_number if abs(parsed_number) < 1e300 else None
-    return value_text[:2000] or None if kind is str else None
+    return value_text[:2000] or None if value_type is str else None
 
 
-def _parse_list(kind: Any, value: Any) -> Any:
+def _parse_list(value_type: Any, value: Any) -> Any:
     """Returns a list of values, from a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
     if isinstance(value, Mapping):
         return None
-    if isinstance(value, str) and kind is int and "[" in value:
+    if isinstance(value, str) and value_type is int and "[" in value:
         numbers = evaluated(value, {})
         if isinstance(numbers, list):
             return tuple(numbers)
@@ -382,7 +387,7 @@ def _parse_list(kind: Any, value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(kind, element) for element in elements]
+    parsed_values = [_parse_single_value(value_type, element) for element in elements]
     return (
         None
         if not parsed_values
@@ -417,11 +422,11 @@ def _environment_text(value: Any) -> str:
 
 
 def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
-    """Returns the kind of pretraining script, by its file name or by arguments that only one script has."""
+    """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     name = script.lower()
-    for name_part, kind in SCRIPTS.items():
+    for name_part, model_kind in SCRIPTS.items():
         if name_part in name:
-            return kind
+            return model_kind
     if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
         return "hybrid"
     if name:
@@ -443,7 +448,7 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 
 
 def settings_of(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, for Megatron-LM's arguments that have such an option."""
+    """Returns option of `llmcalc memory` → value, for each of Megatron-LM's arguments that has such an option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

@@ -1,4 +1,4 @@
-"""Replaces arguments of a Megatron-LM launch file by options that the user typed beside the file."""
+"""Replaces arguments of a Megatron-LM launch file by the command-line options that the user added to it."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 """Option → function that returns the arguments of its value."""
 
 
-def with_options(data: Table, options: Table, launch: Launch, where: str) -> Table:
-    """Returns the arguments of a file, in which options have replaced values.
+def with_options(config: Table, options: Table, launched_run: Launch, name_in_errors: str) -> Table:
+    """Returns a file's arguments, with the values of the user's options.
 
-    launch: the run of the file as it is.
+    launched_run: the run of the file as it is.
     Raises `InputError` for an option that Megatron-LM has no argument for.
     """
     changes: dict[str, Any] = {}
@@ -93,27 +93,33 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         elif name != "num_microbatches":
             options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
-                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {options_text}, or "
+                f"{option(name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
+                f"{options_text}, or "
                 "a change of the file"
             )
-    layout = launch.layout
-    sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
+    layout = launched_run.layout
+    sizes = {
+        argument_name: options.get(argument_name, getattr(layout, argument_name))
+        for argument_name in ("tp", "pp", "cp")
+    }
     replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
     if "num_microbatches" in options:
-        batch = options.get("batch", launch.settings.get("batch", 1))
+        batch = options.get("batch", launched_run.settings.get("batch", 1))
         replicas = max(1, layout.world // replica_devices)
         changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
     if "seq" in options:
-        changes["max_position_embeddings"] = max(options["seq"], _argument_number(data, "max_position_embeddings") or 0)
-    return _with_values(data, changes)
+        changes["max_position_embeddings"] = max(
+            options["seq"], _argument_number(config, "max_position_embeddings") or 0
+        )
+    return _with_values(config, changes)
 
 
-def _find_arguments(data: Table) -> tuple[str, Table]:
+def _find_arguments(config: Table) -> tuple[str, Table]:
     """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
     for key in ("MODEL_ARGS", WRAPPED):
-        if isinstance(data.get(key), Mapping):
-            return key, data[key]
-    return "", data
+        if isinstance(config.get(key), Mapping):
+            return key, config[key]
+    return "", config
 
 
 def _argument_name(flag: str) -> str:
@@ -121,17 +127,20 @@ def _argument_name(flag: str) -> str:
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument_number(data: Table, name: str) -> int | None:
+def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
-    value = next((value for flag, value in _find_arguments(data)[1].items() if _argument_name(str(flag)) == name), None)
+    value = next(
+        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+        None,
+    )
     text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
 
-def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
+def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values; None removes an argument."""
-    key, table = _find_arguments(data)
+    key, table = _find_arguments(config)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
     arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
-    return {**data, key: arguments} if key else arguments
+    return {**config, key: arguments} if key else arguments

@@ -35,7 +35,7 @@ FULL = 0.9
 def pack_buffer(
     parameters: list[Parameter], expert: bool, settings: MegatronSettings, layout: Layout, bucket: int | None
 ) -> Buffer:
-    """Returns a buffer in which every tensor lies in a single shard.
+    """Returns a buffer in which no tensor is split between shards.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket: elements after which a bucket ends; None for a single bucket.
@@ -99,7 +99,7 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
 
 
 def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
-    """Returns this rank's optimizer updates: its ranges of Adam's parameters, and the matrices in its shards."""
+    """Returns what this rank's optimizer updates: ranges of Adam's parameters, and the matrices in its shards."""
     updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
     for buffer in buffers:
         if not buffer.packed:
@@ -116,7 +116,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 def updates_in_rank_order(
     buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
-    """Returns this rank's optimizer updates, and the elements that a step all-gathers (`allgather_params`).
+    """Returns what this rank's optimizer updates, and the elements that a step all-gathers (`allgather_params`).
 
     Whole tensors are dealt out to the ranks, the smallest first, forth and back.
     """

@@ -1,4 +1,4 @@
-"""Reads Megatron-LM's logs: its theoretical footprint (training/theoretical_memory_usage.py) and `report_memory`."""
+"""Reads Megatron-LM's logs: its estimated memory (training/theoretical_memory_usage.py) and `report_memory`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ PATTERNS = (
 BILLION = 10**9
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the footprint and the measured memory of the largest rank in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS)
-    for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
-        if name in facts:
-            facts.values[name] = [f"{number} MB" for number in facts.values[name]]
-    terms = facts.largest(
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
+    log_values = Facts(log_text, PATTERNS)
+    for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
+        if argument_name in log_values:
+            log_values.values[argument_name] = [f"{number} MB" for number in log_values.values[argument_name]]
+    memory_terms = log_values.largest(
         "weight_and_optimizer", "activation", "allocated", "peak_allocated", "reserved", "peak_reserved"
     )
-    if not terms:
+    if not memory_terms:
         return None
-    if "billions" in facts:
-        params = round(Fraction(facts.text("billions")) * BILLION)
-        terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
-    return LogReading("megatron", "Megatron-LM", tuple(terms), oom_flag="--micro-batch-size")
+    if "billions" in log_values:
+        params = round(Fraction(log_values.text("billions")) * BILLION)
+        memory_terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+    return LogReading("megatron", "Megatron-LM", tuple(memory_terms), oom_flag="--micro-batch-size")

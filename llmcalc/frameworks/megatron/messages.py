@@ -13,15 +13,15 @@ from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32
 
 
-def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the collective messages for the weights of a group of ranks."""
-    ranks, gradients = group.ranks, group.elements * FLOAT32
-    if not group.layout.zero:
+def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
+    """Yields the collective messages for the weights of a group of replicas."""
+    ranks, gradients = replicated_weights.ranks, replicated_weights.elements * FLOAT32
+    if not replicated_weights.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)
         return
     yield ranks.message("reduce_scatter", gradients, 1)
     yield ranks.replica_all_reduce(gradients // ranks.shards, 1)
-    yield ranks.message("all_gather", group.elements * group.width, 1)
+    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, 1)
 
 
 def gradient_rules() -> GradientRules:

@@ -40,9 +40,9 @@ def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
             f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
             "or --padded-vocab-size too"
         )
-    for name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
-        if getattr(settings, name):
-            raise InputError(f"{flag_of(name)}: not supported; expected a residual stream without norms")
+    for argument_name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
+        if getattr(settings, argument_name):
+            raise InputError(f"{flag_of(argument_name)}: not supported; expected a residual stream without norms")
     table: Table = {
         "vocab_size": settings.padded_vocabulary,
         "hidden_size": settings.hidden_size,
@@ -68,7 +68,7 @@ def _rope_table(settings: MegatronSettings) -> Table | None:
 
 
 def _position_fields(settings: MegatronSettings) -> Table:
-    """Returns the model-spec fields of learned position embeddings, which are added to the stack's input."""
+    """Returns the model-spec fields of learned position embeddings, which are added to token embeddings."""
     if settings.positions != "learned_absolute":
         return {}
     if settings.max_position_embeddings is None:
@@ -128,9 +128,9 @@ def _indexer_table(settings: MegatronSettings) -> Table:
         "index_head_dim": settings.dsa_indexer_head_dim,
         "index_topk": settings.dsa_indexer_topk,
     }
-    for name, value in table.items():
+    for argument_name, value in table.items():
         if value is None:
-            raise InputError(f"{flag_of(name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
+            raise InputError(f"{flag_of(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
     if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
     return table
@@ -239,7 +239,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns, per layer, whether it has no rotary positions: with a frequency N, the last of every N layers."""
+    """Returns for each layer whether it has no rotary positions: the last of every N layers."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers

@@ -1,4 +1,4 @@
-"""Training runs of Megatron-Core with a model that is named, not described by arguments (verl, Megatron-Bridge)."""
+"""Training runs of Megatron-Core whose model is a named checkpoint (verl, Megatron-Bridge)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import Reading, RunUnder
+from ..launch.record import LaunchSettings, Reading
 
 
 @dataclass(frozen=True)
@@ -42,62 +42,66 @@ class MegatronRun:
     grad_dtype: str = "fp32"
 
 
-def smallest_run(run: MegatronRun) -> int:
+def smallest_run(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    group_devices = run.tp * run.cp
-    experts = run.ep * (run.etp or run.tp)
-    return run.pp * (group_devices if experts <= group_devices else -(-experts // group_devices) * group_devices)
+    group_devices = parallel_run.tp * parallel_run.cp
+    experts = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
+    return parallel_run.pp * (
+        group_devices if experts <= group_devices else -(-experts // group_devices) * group_devices
+    )
 
 
-def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings: dict[str, Any]) -> RunUnder:
-    """Returns the layout and settings of a Megatron-Core run. settings: further settings of the run.
+def megatron_run(
+    reader: Reading, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
+) -> LaunchSettings:
+    """Returns the layout and settings of a Megatron-Core run. settings: the run's other settings.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
-    if world is None:
-        world = smallest_run(run)
-        reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
-    replica_devices = run.tp * run.pp * run.cp
-    if world % replica_devices:
-        raise InputError(f"--devices: {world}; expected a multiple of tp · pp · cp = {replica_devices}")
+    if world_size is None:
+        world_size = smallest_run(parallel_run)
+        reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have")
+    replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
+    if world_size % replica_devices:
+        raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
     layout = Layout(
-        tp=run.tp,
-        pp=run.pp,
-        cp=run.cp,
-        dp=world // replica_devices,
-        ep=run.ep,
-        etp=run.etp if run.ep > 1 else None,
-        vpp=run.vpp,
-        sequence_parallel=run.sequence_parallel and run.tp > 1,
-        zero=1 if run.distributed_optimizer else 0,
-        schedule="interleaved" if run.vpp > 1 else "1f1b",
+        tp=parallel_run.tp,
+        pp=parallel_run.pp,
+        cp=parallel_run.cp,
+        dp=world_size // replica_devices,
+        ep=parallel_run.ep,
+        etp=parallel_run.etp if parallel_run.ep > 1 else None,
+        vpp=parallel_run.vpp,
+        sequence_parallel=parallel_run.sequence_parallel and parallel_run.tp > 1,
+        zero=1 if parallel_run.distributed_optimizer else 0,
+        schedule="interleaved" if parallel_run.vpp > 1 else "1f1b",
     )
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": run.batch,
-        "seq": run.seq,
-        "num_microbatches": run.num_microbatches,
+        "batch": parallel_run.batch,
+        "seq": parallel_run.seq,
+        "num_microbatches": parallel_run.num_microbatches,
         "dtype": "bf16",
-        "grad_dtype": run.grad_dtype,
+        "grad_dtype": parallel_run.grad_dtype,
         "attn_implementation": "flash",
-        "cross_entropy": "fused" if run.fuses_cross_entropy else "eager",
+        "cross_entropy": "fused" if parallel_run.fuses_cross_entropy else "eager",
     }
-    recompute = _recompute_setting(reading, run)
+    recompute = _recompute_setting(reader, parallel_run)
     if recompute is not None:
         run_settings["recompute"] = recompute
-    return RunUnder(layout, {**run_settings, **settings})
+    return LaunchSettings(layout, {**run_settings, **settings})
 
 
-def _recompute_setting(reading: Reading, run: MegatronRun) -> str | None:
+def _recompute_setting(reader: Reading, parallel_run: MegatronRun) -> str | None:
     """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
-    if run.recompute_granularity is None:
+    if parallel_run.recompute_granularity is None:
         return None
-    if run.recompute_granularity == "selective":
-        modules = run.recompute_modules or ["core_attn"]
+    if parallel_run.recompute_granularity == "selective":
+        modules = parallel_run.recompute_modules or ["core_attn"]
         if list(modules) != ["core_attn"]:
-            reading.unknown["recompute_modules"] = f"{', '.join(map(str, modules))[:60]} is not modelled here"
+            reader.unknown["recompute_modules"] = f"{', '.join(map(str, modules))[:60]} is not modelled here"
         return "attention"
-    if run.recompute_method in (None, "uniform") and run.recompute_num_layers in (None, 1):
+    if parallel_run.recompute_method in (None, "uniform") and parallel_run.recompute_num_layers in (None, 1):
         return "full"
-    reading.unknown["recompute_method"] = "other than each layer by itself is not modelled for a model that is named"
+    reader.unknown["recompute_method"] = "other than each layer by itself is not modelled for a model that is named"
     return "full"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, RunUnder, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, flag_value, size_of, unknown_keys
 
 MEGATRON_READ = frozenset(
     """
@@ -18,27 +18,31 @@ MEGATRON_READ = frozenset(
 )
 
 
-def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the Megatron-LM run of an accelerate config. command_settings: settings from other sources."""
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
+    """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
     section = "megatron_lm_config"
     plugin_options = {
-        str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(config, section).items()
+        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section).items()
     }
-    unknown_keys(reading, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
+    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
-    def size(name: str) -> int:
+    def size(argument_name: str) -> int:
         return size_of(
-            reading, f"{section}.megatron_lm_{name}", 1 if plugin_options.get(name) is None else plugin_options[name]
+            reader,
+            f"{section}.megatron_lm_{argument_name}",
+            1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],
         )
 
-    def flag(name: str) -> bool:
-        return plugin_options.get(name) is not None and flag_value(
-            reading, f"{section}.megatron_lm_{name}", plugin_options[name]
+    def flag(argument_name: str) -> bool:
+        return plugin_options.get(argument_name) is not None and flag_value(
+            reader, f"{section}.megatron_lm_{argument_name}", plugin_options[argument_name]
         )
 
     tp, pp = size("tp_degree"), size("pp_degree")
-    if world % (tp * pp):
-        raise InputError(f"--devices: {world}; expected a multiple of {tp * pp}")
+    if world_size % (tp * pp):
+        raise InputError(f"--devices: {world_size}; expected a multiple of {tp * pp}")
     command_settings["num_microbatches"] = size("num_micro_batches")
     if flag("recompute_activations"):
         command_settings["recompute"] = "attention"
@@ -47,5 +51,5 @@ def read_accelerate(reading: Reading, config: Table, world: int, command_setting
         command_settings |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
     zero: Zero = 1 if flag("use_distributed_optimizer") else 0
     sequence_parallel = tp > 1 and flag("sequence_parallelism")
-    layout = Layout(tp=tp, pp=pp, dp=world // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
-    return RunUnder(layout, command_settings)
+    layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
+    return LaunchSettings(layout, command_settings)

@@ -78,47 +78,49 @@ def replay_rank(
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.
     """
-    run = RankRun(spec, settings, rank, meter := EventMeter())
+    rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
-    is_last_stage = run.coordinates.pp == run.layout.pp - 1
-    key = *passes_key(run), is_last_stage, uses_expandable_segments(settings)
-    if key not in recorded_ranks and run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
+    is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
+    key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
+    if key not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
         recorded_ranks[key] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is None or recorded_rank.traces is None:
-        run.set_up()
-        return play_two_steps(run, meter, PrefixCache(uses_expandable_segments(settings)))
-    for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
-        chunk.parameters = parameters
+        rank_run.set_up()
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+    for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
+        model_chunk.parameters = parameters
     layer_offsets = [
-        chunk.lowering.first_layer_index - layers_before
-        for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
+        model_chunk.lowering.first_layer_index - layers_before
+        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
+    rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
     try:
-        run.set_up()
-        key_of_steps = steps_key(run, meter)
+        rank_run.set_up()
+        key_of_steps = steps_key(rank_run, memory_meter)
         if key_of_steps not in recorded_rank.replayed:
-            recorded_rank.replayed[key_of_steps] = play_two_steps(run, meter, recorded_rank.prefix_cache)
+            recorded_rank.replayed[key_of_steps] = play_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
         return recorded_rank.replayed[key_of_steps]
     except NotRepeating:
-        run = RankRun(spec, settings, rank, meter := EventMeter())
-        run.set_up()
-        return play_two_steps(run, meter, PrefixCache(uses_expandable_segments(settings)))
+        rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
+        rank_run.set_up()
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
 
 
-def passes_key(run: RankRun) -> tuple[object, ...]:
-    """Returns a key of everything that determines a rank's passes, apart from its settings."""
-    names, coordinates = run.spec.main.layer_names(), run.coordinates._replace(dp=0, pp=0, edp=0)
-    if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
+def passes_key(rank_run: RankRun) -> tuple[object, ...]:
+    """Returns a cache key of everything that determines a rank's passes, apart from its settings."""
+    names, coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
+    if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
-    stages = [chunk.stage for chunk in run.chunks]
+    stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     stage_layers = (
         () if stage is None else (stage.first, stage.last, *names[stage.layers.start : stage.layers.stop])
         for stage in stages
     )
     layers_before = (
-        [chunk.lowering.first_layer_index for chunk in run.chunks] if any(run.rank_choices.bf16_layers) else []
+        [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+        if any(rank_run.rank_choices.bf16_layers)
+        else []
     )
     return coordinates, *stage_layers, *layers_before
 
@@ -130,39 +132,51 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     try:
         by_chunk = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if by_chunk is not None:
-            traces, chunks = by_chunk
-            layers_before = [chunk.layers_before for chunk in chunks]
+            pass_traces, chunks = by_chunk
+            layers_before = [model_chunk.layers_before for model_chunk in chunks]
             return RecordedRank(
-                traces, layers_before, [chunk.parameters for chunk in chunks], prefix_cache, by_previous
+                pass_traces,
+                layers_before,
+                [model_chunk.parameters for model_chunk in chunks],
+                prefix_cache,
+                by_previous,
             )
-        run = RankRun(spec, settings, rank, recorder := Recorder())
-        run.set_up()
-        traces = record_passes(run, recorder, is_last_stage, by_previous).traces()
+        rank_run = RankRun(spec, settings, rank, recorder := Recorder())
+        rank_run.set_up()
+        pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous).traces()
     except NotRepeating:
         return RecordedRank(None, (), (), prefix_cache)
-    layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
-    return RecordedRank(traces, layers_before, [chunk.parameters for chunk in run.chunks], prefix_cache, by_previous)
+    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    return RecordedRank(
+        pass_traces,
+        layers_before,
+        [model_chunk.parameters for model_chunk in rank_run.chunks],
+        prefix_cache,
+        by_previous,
+    )
 
 
-def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
-    """Returns a key of everything that determines a rank's steps, apart from passes, settings and layout."""
-    meter.cut()
-    ((steps, _),) = meter.pieces
-    optimizer = run.updated_sizes, run.states_per_parameter, run.step_gather_sizes
-    return run.coordinates.pp, run.retains, tuple(steps), *map(tuple, optimizer)
+def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
+    """Returns a cache key of everything that determines a rank's steps, apart from passes, settings and layout."""
+    memory_meter.cut()
+    ((steps, _),) = memory_meter.pieces
+    optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
+    return rank_run.coordinates.pp, rank_run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
-    run.step()
-    meter.place = Place()
-    meter.peaks = {}
-    run.step()
-    meter.place = Place("after")
-    meter.cut()
-    device = prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening)
+    rank_run.step()
+    memory_meter.place = Place()
+    memory_meter.peaks = {}
+    rank_run.step()
+    memory_meter.place = Place("after")
+    memory_meter.cut()
+    device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.opening)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    result.peaks = {module_path: peak for module_path, peak in meter.peaks.items() if module_path.phase in PHASES}
+    result.peaks = {
+        module_path: peak for module_path, peak in memory_meter.peaks.items() if module_path.phase in PHASES
+    }
     result.slop = device.peak_allocated - result.peak[1].bytes
     return result
 
@@ -183,9 +197,9 @@ def rank_memory(
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (
-        Term(NAMES.get(kind, kind), bytes, "source", SOURCES[kind], versions)
-        for kind, bytes in replay.peak[1].kinds.items()
-        if kind in SOURCES
+        Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], versions)
+        for memory_kind, bytes in replay.peak[1].kinds.items()
+        if memory_kind in SOURCES
     )
     return replace(
         rank_memory_use,

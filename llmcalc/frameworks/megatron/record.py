@@ -1,4 +1,4 @@
-"""The registry record of Megatron-LM with Megatron-Core and Transformer Engine."""
+"""The registry record of the framework Megatron-LM, with Megatron-Core and Transformer Engine."""
 
 from __future__ import annotations
 

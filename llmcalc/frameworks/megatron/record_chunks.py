@@ -1,4 +1,4 @@
-"""Records the passes of each pipeline chunk separately, once for all ranks and layouts with an equal chunk.
+"""Records the passes of each pipeline chunk separately, once for all ranks and layouts that have an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -30,7 +30,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """The recorded passes of a pipeline chunk, recorded without other chunks.
+    """The passes of a pipeline chunk, recorded without other chunks.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -52,11 +52,11 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """The names of tensors that stay allocated after forward and backward passes."""
+        """The names of tensors that remain allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
-    def traces(self, number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
-        """Returns class of passes → memory events of its passes, for chunk number `number`.
+    def traces(self, chunk_number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
+        """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
 
         before_forward, before_backward: tensors that the chunks before it have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -64,12 +64,12 @@ class RecordedChunk:
         allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
         if allocated_before not in self._traces:
             self._traces[allocated_before] = self._read_traces(allocated_before)
-        traces = self._traces[allocated_before]
-        if traces is None:
+        pass_traces = self._traces[allocated_before]
+        if pass_traces is None:
             raise NotRepeating
         return {
-            (number, *pass_case): _renumber_trace(trace, number)  # type: ignore[misc]
-            for (_, *pass_case), trace in traces.items()
+            (chunk_number, *pass_case): _renumber_trace(pass_trace, chunk_number)  # type: ignore[misc]
+            for (_, *pass_case), pass_trace in pass_traces.items()
         }
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
@@ -79,42 +79,46 @@ class RecordedChunk:
             return None
 
 
-def _renumber_trace(trace: PassTrace, number: int) -> PassTrace:
-    """Returns a trace that was recorded for chunk 0, renumbered for chunk `number`."""
-    if not number or not trace.releases_of_other_passes:
-        return trace
-    releases = {(number, *pass_key): steps for (_, *pass_key), steps in trace.releases_of_other_passes.items()}
-    return replace(trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
+def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
+    """Returns a trace that was recorded for chunk 0, renumbered for chunk `chunk_number`."""
+    if not chunk_number or not pass_trace.releases_of_other_passes:
+        return pass_trace
+    releases = {
+        (chunk_number, *pass_key): steps for (_, *pass_key), steps in pass_trace.releases_of_other_passes.items()
+    }
+    return replace(pass_trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
 
 
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns class of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns case of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
     """
-    run = RankRun(spec, settings, rank, Recorder())
-    if run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
+    rank_run = RankRun(spec, settings, rank, Recorder())
+    if rank_run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
         return None
-    if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
-        rank = run.layout.rank(pp=run.coordinates.pp)
-        run = RankRun(spec, settings, rank, Recorder())
-    count = len(run.chunks)
+    if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
+        rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
+        rank_run = RankRun(spec, settings, rank, Recorder())
+    count = len(rank_run.chunks)
     chunks = [
-        _recorded_chunk(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
-        for number in range(count)
+        _recorded_chunk(
+            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == count - 1, by_previous
+        )
+        for chunk_number in range(count)
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
     no_names: Names = frozenset()
-    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=no_names))
-    backward = list(accumulate((chunk.names for chunk in reversed(chunks)), or_, initial=forward[count]))
-    traces: dict[PassCase, PassTrace] = {}
-    for number, chunk in enumerate(chunks):
-        traces |= chunk.traces(number, forward[number], backward[count - 1 - number])
-    return traces, chunks
+    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=no_names))
+    backward = list(accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward[count]))
+    pass_traces: dict[PassCase, PassTrace] = {}
+    for chunk_number, chunk in enumerate(chunks):
+        pass_traces |= chunk.traces(chunk_number, forward[chunk_number], backward[count - 1 - chunk_number])
+    return pass_traces, chunks
 
 
 _chunks: dict[tuple[object, ...], RecordedChunk] = {}
@@ -128,39 +132,39 @@ def _recorded_chunk(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
-    run: RankRun,
-    number: int,
+    rank_run: RankRun,
+    chunk_number: int,
     alternates: bool,
     by_previous: bool,
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. alternates: whether forward and backward passes alternate."""
-    chunk = run.chunks[number]
-    layers_before = chunk.lowering.first_layer_index if any(run.rank_choices.bf16_layers) else 0
-    workspaces = run.persistent.cublas_bytes, run.persistent.engine_bytes
-    choices = run.rank_choices, run.run_config, chunk.lowering.include
+    chunk = rank_run.chunks[chunk_number]
+    layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
+    workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
+    choices = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
     key = id(chunk.program), choices, workspaces, layers_before, alternates, by_previous
     if key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
         chunk_run = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[number], alternates, by_previous)
+        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], alternates, by_previous)
     return _chunks[key]
 
 
-def _record_chunk(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
+def _record_chunk(rank_run: RankRun, model_chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun."""
-    run.chunks, chunk.number = [chunk], 0
-    recorder = run.meter
+    rank_run.chunks, model_chunk.number = [model_chunk], 0
+    recorder = rank_run.meter
     assert isinstance(recorder, Recorder)
-    run.set_up_tables()
-    chunk.parameters = chunk.lowering.parameters_of(chunk.program)
-    passes = record_passes(run, recorder, alternates, by_previous)
-    blocks, layers_before = run.persistent.shared, chunk.lowering.first_layer_index
+    rank_run.set_up_tables()
+    model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
+    passes = record_passes(rank_run, recorder, alternates, by_previous)
+    blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
     in_forward = _allocated_in_forward(passes)
     return RecordedChunk(
-        chunk.program,
+        model_chunk.program,
         layers_before,
-        chunk.parameters,
+        model_chunk.parameters,
         passes,
         {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
         {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
@@ -178,7 +182,7 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces the gather buffer of another chunk, which is too small for it."""
-    users = [chunk for chunk in chunks if GATHER_BUFFER in chunk.in_forward]
-    users += [chunk for chunk in reversed(chunks) if GATHER_BUFFER in chunk.names]
+    users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
+    users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
     return bool(sizes) and max(last for _, last in sizes) > sizes[0][0]

@@ -1,4 +1,4 @@
-"""Records a rank's passes with a few micro-batches, which represent the whole pipeline schedule."""
+"""Records a rank's passes of a few micro-batches, which represent the whole pipeline schedule."""
 
 from __future__ import annotations
 
@@ -11,72 +11,72 @@ STEPS = 3, 3
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
-def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
-    """Returns the recorded passes of each class of a rank, after its set-up.
+def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
+    """Returns the recorded passes of each case of a rank, after its set-up.
 
-    run: the rank's run, on that recorder.
+    rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
     by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
     """
-    run.passes = passes = PassRecorder(recorder, len(run.chunks), by_previous)
-    for count in STEPS if len(run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
-        run.gradient_copies, run.batches = [], []
-        _run_passes(run, count, is_last_stage)
-        run.end_step()
+    rank_run.passes = passes = PassRecorder(recorder, len(rank_run.chunks), by_previous)
+    for count in STEPS if len(rank_run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
+        rank_run.gradient_copies, rank_run.batches = [], []
+        _run_passes(rank_run, count, is_last_stage)
+        rank_run.end_step()
     if by_previous:
-        run.gradient_copies, run.batches = [], []
-        _run_alternating_passes(run)
-        run.end_step()
+        rank_run.gradient_copies, rank_run.batches = [], []
+        _run_alternating_passes(rank_run)
+        rank_run.end_step()
     return passes.recorded()
 
 
-def _run_passes(run: RankRun, count: int, is_last_stage: bool) -> None:
+def _run_passes(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    in_flight = InFlight(run)
-    last_chunk = run.chunks[-1] if is_last_stage else None
-    for chunk in run.chunks:
+    in_flight = InFlight(rank_run)
+    last_chunk = rank_run.chunks[-1] if is_last_stage else None
+    for model_chunk in rank_run.chunks:
         for _ in range(count):
-            in_flight.forward(chunk)
-            if chunk is last_chunk:
-                in_flight.backward(chunk)
-    for chunk in reversed(run.chunks):
-        while in_flight.outputs[chunk.number]:
-            in_flight.backward(chunk)
+            in_flight.forward(model_chunk)
+            if model_chunk is last_chunk:
+                in_flight.backward(model_chunk)
+    for model_chunk in reversed(rank_run.chunks):
+        while in_flight.outputs[model_chunk.number]:
+            in_flight.backward(model_chunk)
 
 
-def _run_alternating_passes(run: RankRun) -> None:
+def _run_alternating_passes(rank_run: RankRun) -> None:
     """Runs two forward passes of each chunk, then backward and forward passes in turn."""
-    flights = InFlight(run)
-    for chunk in run.chunks:
+    flights = InFlight(rank_run)
+    for model_chunk in rank_run.chunks:
         for _ in range(2):
-            flights.forward(chunk)
-    for chunk in reversed(run.chunks):
+            flights.forward(model_chunk)
+    for model_chunk in reversed(rank_run.chunks):
         for _ in range(2):
-            flights.backward(chunk)
-            flights.forward(chunk)
-        while flights.outputs[chunk.number]:
-            flights.backward(chunk)
+            flights.backward(model_chunk)
+            flights.forward(model_chunk)
+        while flights.outputs[model_chunk.number]:
+            flights.backward(model_chunk)
 
 
 class InFlight:
-    """The micro-batches of each chunk whose backward passes have not run yet. run: the rank's training run."""
+    """The micro-batches of each chunk that wait for their backward passes. rank_run: the rank's training run."""
 
-    def __init__(self, run: RankRun) -> None:
-        self.run = run
-        self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
+    def __init__(self, rank_run: RankRun) -> None:
+        self.run = rank_run
+        self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
+        self.outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
 
-    def forward(self, chunk: Chunk) -> None:
+    def forward(self, model_chunk: Chunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
-        x = None if chunk.first else self.run.receive_hidden()
-        output = self.run.forward(chunk, x)
-        self.inputs[chunk.number].append(x)
-        self.outputs[chunk.number].append(output)
+        x = None if model_chunk.first else self.run.receive_hidden()
+        output = self.run.forward(model_chunk, x)
+        self.inputs[model_chunk.number].append(x)
+        self.outputs[model_chunk.number].append(output)
         output.free()
 
-    def backward(self, chunk: Chunk) -> None:
+    def backward(self, model_chunk: Chunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
-        gradient = None if chunk.last else self.run.receive_gradient()
-        x, output = self.inputs[chunk.number].pop(0), self.outputs[chunk.number].pop(0)
+        gradient = None if model_chunk.last else self.run.receive_gradient()
+        x, output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
         self.run.backward(x, output, gradient)

@@ -14,22 +14,26 @@ from . import rank_memory as replay
 from .settings_from_options import settings_of, settings_on
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank, from a replay."""
     return replay.rank_memory(
-        run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.recorded_ranks(runtime)
+        training_run.memory.spec,
+        settings_on(training_run, cuda_runtime),
+        rank,
+        cuda_runtime.context,
+        training_run.recorded_ranks(cuda_runtime),
     )
 
 
-def check(memory: Memory, version: str) -> None:
+def check(memory_estimate: Memory, version: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
-    settings_of(memory, ONE_DEVICE, version)
+    settings_of(memory_estimate, ONE_DEVICE, version)
 
 
-def document(run: RunOnRanks) -> Mapping[str, Any]:
+def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
-    settings = settings_on(run, run.memory.runtime)
-    fused, weights = settings.cross_entropy_loss_fusion, run.memory.states.dtype
+    settings = settings_on(training_run, training_run.memory.runtime)
+    fused, weights = settings.cross_entropy_loss_fusion, training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},
         "execution": {

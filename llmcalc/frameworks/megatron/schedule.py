@@ -1,5 +1,6 @@
-"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in the schedule's order, and the
-optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
+"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in schedule order, optimizer.
+
+A variable that holds a tensor here lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
 megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
@@ -113,7 +114,7 @@ class Chunk:
 class ForwardOutput:
     """The output of a chunk's forward pass.
 
-    chunk: the layers that ran.
+    model_chunk: the layers that ran.
     data: the tensor that is sent to the next stage; None after it has been sent.
     end: the end of the autograd graph.
     input: the input of the chunk, to which the graph refers.
@@ -121,8 +122,8 @@ class ForwardOutput:
 
     __slots__ = ("chunk", "data", "end", "input")
 
-    def __init__(self, chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk: Chunk = chunk
+    def __init__(self, model_chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
+        self.chunk: Chunk = model_chunk
         self.data: Tensor | None = output
         self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = output.node, output.output
@@ -139,11 +140,11 @@ class RankRun:
     spec: the model, with the vocabulary before it is padded.
     """
 
-    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
+    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | Recorder) -> None:
         check_modelled(settings)
         check_parts(spec)
         self.settings: MegatronSettings = settings
-        self.meter: Meter | Recorder = meter
+        self.meter: Meter | Recorder = memory_meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.coordinates: Coordinates = self.layout.coordinates(rank)
@@ -151,11 +152,11 @@ class RankRun:
         self.spec: ModelSpec = (
             spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
         )
-        self.graph: Graph = Graph(meter)
+        self.graph: Graph = Graph(memory_meter)
         self.graph.keeps_gradients = False
         self.rank_choices: RankChoices = choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
-            meter, cublas_workspace(settings), engine_workspace(settings)
+            memory_meter, cublas_workspace(settings), engine_workspace(settings)
         )
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
@@ -164,8 +165,8 @@ class RankRun:
             Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
         )
         self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
-        for chunk_index, chunk in enumerate(self.chunks):
-            chunk.number = chunk_index
+        for chunk_index, model_chunk in enumerate(self.chunks):
+            model_chunk.number = chunk_index
         self.buffers: list[Buffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
@@ -200,13 +201,13 @@ class RankRun:
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def storage(self, size: Any, kind: str) -> Storage:
-        """Allocates bytes that count as a kind of memory, such as gradients."""
-        with counted_as(self.meter, kind):
+    def storage(self, size: Any, memory_kind: str) -> Storage:
+        """Allocates bytes that are counted as a kind of memory, such as gradients."""
+        with counted_as(self.meter, memory_kind):
             return Storage(self.meter, size)
 
     def set_up_tables(self) -> None:
-        """Creates the tables that passes read in addition to parameters."""
+        """Creates the tables that passes read, which are not parameters."""
         self.meter.place = Place("set-up")
         self._make_rope_tables()
 
@@ -216,10 +217,10 @@ class RankRun:
         distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
         weights: list[list[Storage]] = []
-        for chunk in self.chunks:
-            chunk.parameters = chunk.parameters or chunk.lowering.parameters_of(chunk.program)
+        for model_chunk in self.chunks:
+            model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)
             weights.append([])
-            for parameter in chunk.parameters:
+            for parameter in model_chunk.parameters:
                 weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
@@ -229,11 +230,15 @@ class RankRun:
         ]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
-        for chunk_index, chunk in enumerate(self.chunks):
+        for chunk_index, model_chunk in enumerate(self.chunks):
             bucket = bucket_size(
-                settings, layout, self.coordinates, chunk_index, sum(parameter.size for parameter in chunk.parameters)
+                settings,
+                layout,
+                self.coordinates,
+                chunk_index,
+                sum(parameter.size for parameter in model_chunk.parameters),
             )
-            for buffer in self._gradient_buffers(chunk, bucket, tied):
+            for buffer in self._gradient_buffers(model_chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
@@ -249,11 +254,11 @@ class RankRun:
         del weights
         self._make_main_parameters()
 
-    def _gradient_buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
-            parameters = [parameter for parameter in chunk.parameters if parameter.expert is expert]
+            parameters = [parameter for parameter in model_chunk.parameters if parameter.expert is expert]
             updates_by_layout = self.sharding == "layout"
             matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
             adam_parameters = [
@@ -288,7 +293,7 @@ class RankRun:
         """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
-        layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
+        layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
         return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
 
     def _make_first_rope_tables(self) -> None:
@@ -354,7 +359,7 @@ class RankRun:
             self.storage(2 * size, "communication")
 
     def _make_precision_aware_states(self, size: int) -> None:
-        """Creates a parameter's states under a precision-aware optimizer, and the scales of those that are not fp32.
+        """Creates a parameter's states under a precision-aware optimizer, with scales for states below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
         Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
@@ -376,57 +381,57 @@ class RankRun:
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
-    def get_batch(self, chunk: Chunk) -> list[Tensor]:
+    def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new, settings = self.graph.new, self.settings
         rows = self.run_config.batch * self.run_config.workload.seq
         tensors: list[Tensor] = []
-        if chunk.last:
+        if model_chunk.last:
             tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
-        if chunk.first or (chunk.last and settings.mtp_layers):
+        if model_chunk.first or (model_chunk.last and settings.mtp_layers):
             tensors += [new((rows,), INT64), new((rows,), INT64)]
         if tensors and not settings.no_create_attention_mask_in_dataloader:
             tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
         return tensors
 
-    def forward(self, chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
+    def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`. On the last stage its output is the loss."""
         self.meter.place = Place("forward")
-        batch = self.get_batch(chunk)
+        batch = self.get_batch(model_chunk)
         self._make_first_rope_tables()
-        chunk.input_tensor = chunk_input
+        model_chunk.input_tensor = chunk_input
         passes = self.passes
 
         def run() -> Tensor:
-            return self._forward_pass(chunk, chunk_input)
+            return self._forward_pass(model_chunk, chunk_input)
 
-        output = run() if passes is None else passes.forward(chunk.number, chunk_input, run)
+        output = run() if passes is None else passes.forward(model_chunk.number, chunk_input, run)
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(chunk, output, chunk_input)
+        return ForwardOutput(model_chunk, output, chunk_input)
 
-    def _forward_pass(self, chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+    def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
-        output = chunk.lowering.run_rank(chunk.program, chunk_input)
+        output = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
-        if chunk.last:
+        if model_chunk.last:
             self.meter.place = Place("forward", path="loss")
-            losses = chunk.lowering.loss_of(output)
+            losses = model_chunk.lowering.loss_of(output)
             del output
             output = self._sum_loss(losses)
-            chunk.lowering.logits = []
+            model_chunk.lowering.logits = []
             del losses
         return output
 
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
-        graph, shape = self.graph, losses.shape
-        masked_losses = graph.new(shape, FLOAT32)
-        loss_sum = graph.new((1,), FLOAT32)
+        autograd_graph, shape = self.graph, losses.shape
+        masked_losses = autograd_graph.new(shape, FLOAT32)
+        loss_sum = autograd_graph.new((1,), FLOAT32)
         del masked_losses
-        node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
+        node = Node(autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new(shape, FLOAT32)])
         loss_sum.node = node
         return loss_sum
 
@@ -456,11 +461,11 @@ class RankRun:
         x = self._new_hidden()
         tensor_reference = ref(x)
 
-        def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             """Stores the gradient of the received hidden states."""
             tensor = tensor_reference()
             if tensor is not None:
-                tensor.grad = g
+                tensor.grad = output_gradient
             return (None,)
 
         x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
@@ -494,7 +499,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; further micro-batches would repeat the last one."""
+        """The number of micro-batches to replay; all later ones repeat the last of them."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
@@ -579,14 +584,14 @@ class Interleaved:
     remaining: forward passes that are each followed by a backward pass.
     """
 
-    def __init__(self, run: RankRun) -> None:
-        settings = run.settings
-        self.rank: RankRun = run
-        self.pp: int = run.layout.pp
-        self.chunks: int = len(run.chunks)
-        stage_index = run.coordinates.pp
+    def __init__(self, rank_run: RankRun) -> None:
+        settings = rank_run.settings
+        self.rank: RankRun = rank_run
+        self.pp: int = rank_run.layout.pp
+        self.chunks: int = len(rank_run.chunks)
+        stage_index = rank_run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        runs_all = run.retains or run.rank_choices.wgrad_deferral_limit is not None
+        runs_all = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
             settings.microbatches if runs_all else min(settings.microbatches, max(3 * group_size, self.pp))
         )
@@ -602,9 +607,9 @@ class Interleaved:
         self.overlaps: bool = not settings.no_overlap_p2p_communication
         self.first: bool = stage_index == 0
         self.last: bool = stage_index == self.pp - 1
-        self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
-        self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
+        self.outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
+        self.gradients: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
         self.forward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.first else 1)
         self.backward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.last else 1)
         self.output: ForwardOutput | None = None
@@ -612,9 +617,9 @@ class Interleaved:
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
-    def chunk_of(self, step: int, forward: bool) -> int:
-        """Returns the chunk that runs in a forward or backward step of the schedule."""
-        chunk = self.order[step % self.total]
+    def chunk_of(self, slot: int, forward: bool) -> int:
+        """Returns the chunk that runs in the forward or backward slot number `slot` of the schedule."""
+        chunk = self.order[slot % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
     def is_first(self, chunk: int) -> bool:
@@ -625,18 +630,18 @@ class Interleaved:
         """Whether a chunk has the model's last layers."""
         return self.last and chunk == self.chunks - 1
 
-    def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after a step, and the chunk that it is for."""
+    def next_received(self, slot: int, forward: bool) -> tuple[bool, int]:
+        """Returns whether the rank receives a tensor after slot `slot`, and the chunk that it is for."""
         if not (self.first if forward else self.last):
-            return True, self.chunk_of(step + 1, forward)
-        if step < self.pp - 1:
-            return False, self.chunk_of(step + 1, forward) + (1 if forward else -1)
-        chunk = self.chunk_of(step - (self.pp - 1), forward)
+            return True, self.chunk_of(slot + 1, forward)
+        if slot < self.pp - 1:
+            return False, self.chunk_of(slot + 1, forward) + (1 if forward else -1)
+        chunk = self.chunk_of(slot - (self.pp - 1), forward)
         return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
-    def forward(self, step: int) -> ForwardOutput:
-        """Runs the forward pass of a step of the schedule."""
-        chunk = self.chunk_of(step, True)
+    def forward(self, slot: int) -> ForwardOutput:
+        """Runs the forward pass of slot number `slot` of the schedule."""
+        chunk = self.chunk_of(slot, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
         x = self.inputs[chunk][len(self.outputs[chunk])]
@@ -644,9 +649,9 @@ class Interleaved:
         self.outputs[chunk].append(output)
         return output
 
-    def backward(self, step: int) -> Tensor | None:
-        """Runs the backward pass of a step of the schedule. Returns the gradient of the chunk's input."""
-        chunk = self.chunk_of(step, False)
+    def backward(self, slot: int) -> Tensor | None:
+        """Runs the backward pass of slot number `slot` of the schedule. Returns the gradient of the chunk's input."""
+        chunk = self.chunk_of(slot, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
         x, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
@@ -656,27 +661,27 @@ class Interleaved:
     def run(self) -> None:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
-        for step in range(self.warmup):
-            self._warm_up(step)
-        for step in range(self.remaining):
+        for slot in range(self.warmup):
+            self._warm_up(slot)
+        for slot in range(self.remaining):
             if self.overlaps:
-                self._forward_and_backward_overlapped(step)
+                self._forward_and_backward_overlapped(slot)
             else:
-                self._forward_and_backward(step)
+                self._forward_and_backward(slot)
         if self.output is not None:
             self.output.free()
         if not self.remaining:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
-        for step in range(self.remaining, self.total):
-            self._cool_down(step)
+        for slot in range(self.remaining, self.total):
+            self._cool_down(slot)
 
-    def _warm_up(self, step: int) -> None:
+    def _warm_up(self, slot: int) -> None:
         """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
-        receives, next_chunk = self.next_received(step, True)
-        receives = receives and step != self.total - 1
-        receives_gradient = step == self.warmup - 1 and self.remaining > 0
-        self.output = self.forward(step)
-        if self.is_last(self.chunk_of(step, True)):
+        receives, next_chunk = self.next_received(slot, True)
+        receives = receives and slot != self.total - 1
+        receives_gradient = slot == self.warmup - 1 and self.remaining > 0
+        self.output = self.forward(slot)
+        if self.is_last(self.chunk_of(slot, True)):
             self.output = None
         self.input_tensor = self.rank.receive_hidden() if receives else None
         if receives_gradient and not self.overlaps:
@@ -689,18 +694,18 @@ class Interleaved:
             self.backward_buffer[-1] = self.rank.receive_gradient()
             self.gradients[-1].append(self.backward_buffer[-1])
 
-    def _forward_and_backward(self, step: int) -> None:
-        """Runs one forward and one backward pass, then communicates. step: index of the backward pass."""
-        forward_step = step + self.warmup
+    def _forward_and_backward(self, slot: int) -> None:
+        """Runs one forward and one backward pass, then communicates. slot: index of the backward pass."""
+        forward_step = slot + self.warmup
         self.output = self.forward(forward_step)
-        self.input_gradient = self.backward(step)
+        self.input_gradient = self.backward(slot)
         if self.is_last(self.chunk_of(forward_step, True)):
             self.output = None
-        if self.is_first(self.chunk_of(step, False)):
+        if self.is_first(self.chunk_of(slot, False)):
             self.input_gradient = None
         receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and step != self.remaining - 1
-        receives_gradient, gradient_chunk = self.next_received(step, False)
+        receives = receives and slot != self.remaining - 1
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
         self.input_tensor = self.rank.receive_hidden() if receives else None
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if self.output is not None:
@@ -710,37 +715,37 @@ class Interleaved:
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)
 
-    def _forward_and_backward_overlapped(self, step: int) -> None:
+    def _forward_and_backward_overlapped(self, slot: int) -> None:
         """Runs one forward and one backward pass, overlapped with communication."""
-        rank, forward_step = self.rank, step + self.warmup
+        rank, forward_step = self.rank, slot + self.warmup
         if self.output is not None:
             self.output.free()
         output: ForwardOutput | None = self.forward(forward_step)
         if self.is_last(self.chunk_of(forward_step, True)):
             output = None
         receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and step != self.remaining - 1
+        receives = receives and slot != self.remaining - 1
         buffered_outputs = len(self.forward_buffer)
         self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives else None
         if receives:
             self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
             self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
-        self.input_gradient = self.backward(step)
-        if self.is_first(self.chunk_of(step, False)):
+        self.input_gradient = self.backward(slot)
+        if self.is_first(self.chunk_of(slot, False)):
             self.input_gradient = None
-        receives_gradient, gradient_chunk = self.next_received(step, False)
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
         buffered_outputs = len(self.backward_buffer)
-        self.backward_buffer[step % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
+        self.backward_buffer[slot % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[step % buffered_outputs])
-            self.backward_buffer[(step + 1) % buffered_outputs] = None
+            self.gradients[gradient_chunk].append(self.backward_buffer[slot % buffered_outputs])
+            self.backward_buffer[(slot + 1) % buffered_outputs] = None
         self.output = output
 
-    def _cool_down(self, step: int) -> None:
-        """Runs a cool-down step: a backward pass without a forward pass."""
-        receives_gradient, gradient_chunk = self.next_received(step, False)
-        receives_gradient = receives_gradient and step != self.total - 1
-        self.input_gradient = self.backward(step)
+    def _cool_down(self, slot: int) -> None:
+        """Runs one slot of the cool-down: a backward pass without a forward pass."""
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
+        receives_gradient = receives_gradient and slot != self.total - 1
+        self.input_gradient = self.backward(slot)
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)

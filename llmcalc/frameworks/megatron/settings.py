@@ -61,7 +61,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def segments(self) -> list[str]:
-        """Segments of a hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
+        """Segments of the hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
         return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
 
     @property
@@ -73,7 +73,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
+        """Whether attention is multi-head latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """Per layer, whether it has experts: with a frequency N, the first of every N layers."""
+        """For each layer, whether it has experts: with a frequency N, the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """Per layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
+        """For each layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -186,7 +186,7 @@ class MegatronSettings(MegatronArguments):
         Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
         losses = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
-        return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in losses)
+        return any(loss_type.endswith("aux_loss") and factor > 0 for loss_type, factor in losses)
 
     @property
     def tokenizer(self) -> str:
@@ -196,23 +196,23 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def vocabulary(self) -> int | None:
-        """The tokenizer's vocabulary size before padding; None if only the tokenizer's files tell.
+        """The tokenizer's vocabulary size before padding; None if it is only in the tokenizer's files.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
-        kind, size = self.tokenizer, self.vocab_size
-        if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
+        tokenizer_type, size = self.tokenizer, self.vocab_size
+        if tokenizer_type in ("NullTokenizer", "NullMultimodalTokenizer"):
             has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return None if size is None else size + (1 if has_end_token or kind != "NullTokenizer" else 0)
-        if kind == "TikTokenizer":
+            return None if size is None else size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
+        if tokenizer_type == "TikTokenizer":
             return size or TIKTOKEN
-        if kind in WORD_PIECES:
-            return WORD_PIECES[kind] + self.vocab_extra_ids
-        if kind == "GPT2BPETokenizer":
+        if tokenizer_type in WORD_PIECES:
+            return WORD_PIECES[tokenizer_type] + self.vocab_extra_ids
+        if tokenizer_type == "GPT2BPETokenizer":
             return GPT2
-        if kind == "Llama2Tokenizer" and size is None:
+        if tokenizer_type == "Llama2Tokenizer" and size is None:
             return LLAMA2
-        if kind in SENTENCE_PIECES and size is None:
+        if tokenizer_type in SENTENCE_PIECES and size is None:
             return self._named_vocabulary()
         return size
 
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The number of layers of each stage, in the order of a micro-batch; None if all stages have equally many.
+        """The number of layers of each stage, in the order of a micro-batch; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -274,7 +274,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if the first or the last rank's are set. Raises `InputError`."""
+        """Returns the layers of each stage if the first or last stage's number is set. Raises `InputError`."""
         first_stage_layers, last_stage_layers = (
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
@@ -295,7 +295,7 @@ class MegatronSettings(MegatronArguments):
         return tuple(layers // self.chunks for layers in by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if embedding or loss count as a layer. Raises `InputError`."""
+        """Returns the layers of each stage where embedding or loss count as one layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
         if layers_with_ends % count:
@@ -404,13 +404,13 @@ class MegatronSettings(MegatronArguments):
 
     def _check_sizes(self) -> None:
         """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the hidden size."""
-        for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
-            self._require_positive(name, getattr(self, name))
+        for argument_name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
+            self._require_positive(argument_name, getattr(self, argument_name))
         self._require_positive("num_layers", self.layers or None)
         self._require_positive("seq_length", self.tokens or None)
-        for name in SIZES:
-            if getattr(self, name) is not None:
-                self._require_positive(name, getattr(self, name))
+        for argument_name in SIZES:
+            if getattr(self, argument_name) is not None:
+                self._require_positive(argument_name, getattr(self, argument_name))
         assert self.hidden_size is not None
         assert self.num_attention_heads is not None
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
@@ -428,8 +428,7 @@ class MegatronSettings(MegatronArguments):
             self._reject_value(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
-        layers."""
+        """Raises `InputError` for experts that ranks do not divide, or a layer pattern of another length."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
                 self._reject_value(
@@ -461,9 +460,12 @@ class MegatronSettings(MegatronArguments):
     def _check_context(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
         sequence_parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
-        for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
+        for argument_name, tokens in (
+            ("seq_length", self.tokens),
+            ("decoder_seq_length", self.decoder_seq_length or 0),
+        ):
             if self.cp > 1 and tokens % sequence_parts:
-                self._reject_value(name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
+                self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
@@ -473,18 +475,18 @@ class MegatronSettings(MegatronArguments):
                     f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
-    def _require_positive(self, name: str, value: Any) -> None:
+    def _require_positive(self, argument_name: str, value: Any) -> None:
         if value is None:
-            raise InputError(f"{flag_of(name)}: missing; Megatron-LM needs it")
+            raise InputError(f"{flag_of(argument_name)}: missing; Megatron-LM needs it")
         if value < 1:
-            raise InputError(f"{flag_of(name)}: {shown(value)}; expected a positive whole number")
+            raise InputError(f"{flag_of(argument_name)}: {shown(value)}; expected a positive whole number")
 
-    def _reject_value(self, name: str, expected: str) -> None:
-        raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
+    def _reject_value(self, argument_name: str, expected: str) -> None:
+        raise InputError(f"{flag_of(argument_name)}: {shown(getattr(self, argument_name))}; expected {expected}")
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
-    """Yields (tokens, batch size from there on) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
+    """Yields (tokens, batch size after these tokens) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):

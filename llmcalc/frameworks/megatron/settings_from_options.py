@@ -53,17 +53,17 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
+def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
     """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
-    spec, memory_use, options = memory.spec, memory.states, memory.settings
-    _check_options(memory, layout)
+    spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
+    _check_options(memory_estimate, layout)
     recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch, gpu = int(memory_use.workload.batch), gpu or memory.runtime.gpu
+    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.runtime.gpu
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
@@ -87,7 +87,7 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = ""
     if options.moe is not None and options.moe != "dropless":
         arguments["moe_expert_capacity_factor"] = float(options.moe.partition(":")[2])
         arguments["moe_pad_expert_input_to_capacity"] = True
-    if memory.runtime.expandable:
+    if memory_estimate.runtime.expandable:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     settings = MegatronSettings(**arguments)
     if settings.fp8_format is not None and not gpu_runs_recipe(settings):
@@ -99,49 +99,50 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = ""
     return settings
 
 
-def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
+def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSettings:
     """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""
-        launch_settings = run.own_settings
+        launch_settings = training_run.own_settings
         settings: MegatronSettings = (
-            settings_of(run.memory, run.layout, run.version, runtime.gpu)
+            settings_of(training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu)
             if launch_settings is None
             else launch_settings
         )
-        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
-        return replace(settings, gpu=runtime.gpu, env={**settings.env, **expandable})
+        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
+        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **expandable})
 
-    settings: MegatronSettings = run.settings_on(runtime, make)
+    settings: MegatronSettings = training_run.settings_on(cuda_runtime, make)
     return settings
 
 
-def _check_options(memory: Memory, layout: Layout) -> None:
+def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     """Raises `InputError` for options that Megatron-LM does not support."""
-    options = memory.settings
+    options = memory_estimate.settings
     if options.phase != "training":
         raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
-    if memory.spec.kind != "decoder":
+    if memory_estimate.spec.kind != "decoder":
         raise InputError(
-            f"--framework megatron: {memory.spec.kind} models are read from launch files; expected --launch"
+            f"--framework megatron: {memory_estimate.spec.kind} models are read from launch files; expected --launch"
         )
-    if MTP.name in memory.states.count.include:
+    if MTP.name in memory_estimate.states.count.include:
         raise InputError(
             "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
         )
-    experts = routed_experts(memory.spec)
+    experts = routed_experts(memory_estimate.spec)
     if experts and experts % layout.ep:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
-    if not divides_groups(model_axes(memory.spec), layout):
+    if not divides_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(
             f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
         )
     sequence_parts = 2 * layout.cp
-    if layout.cp > 1 and memory.states.workload.seq % sequence_parts:
+    if layout.cp > 1 and memory_estimate.states.workload.seq % sequence_parts:
         raise InputError(
-            f"--seq {memory.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple "
+            f"--seq {memory_estimate.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected "
+            "a multiple "
             f"of {sequence_parts}"
         )
     if layout.zero > 1:
@@ -243,8 +244,8 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
     stack = spec.main
     steps = list(spec.shared_program.root.steps(idle=False))
-    rope_steps = [step for step in steps if step.verb == "rope"]
-    linear_steps = [step for step in steps if step.verb == "linear"]
+    rope_steps = [operation for operation in steps if operation.verb == "rope"]
+    linear_steps = [operation for operation in steps if operation.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
@@ -252,14 +253,14 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
         "position_embedding_type": "rope" if rope_steps else "none",
-        "disable_bias_linear": not any(step.options["bias"] for step in linear_steps),
-        "swiglu": any(step.verb == "mul" for step in steps),
+        "disable_bias_linear": not any(operation.options["bias"] for operation in linear_steps),
+        "swiglu": any(operation.verb == "mul" for operation in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
     arguments |= next(filter(None, (_head_arguments(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
         arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
-    expert_steps = [step for step in steps if step.verb == "experts"]
+    expert_steps = [operation for operation in steps if operation.verb == "experts"]
     if expert_steps:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,

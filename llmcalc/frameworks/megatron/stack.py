@@ -1,4 +1,4 @@
-"""The software stack that times a Megatron-LM run, and the number format of its matrix products."""
+"""The software stack that determines a Megatron-LM run's times, and the format of its matrix products."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 """Arguments that send messages beside products; none of them changes memory."""
 
 
-def stack(launch: Launch | None, compiled: bool) -> str:
-    """Returns the stack's name: with overlapped communication, unless a launch file does not turn overlap on."""
-    if launch is None or not OVERLAPS.isdisjoint(argument.lstrip("-").replace("_", "-") for argument in launch.ignored):
+def stack(launched_run: Launch | None, compiled: bool) -> str:
+    """Returns the name of the software stack: with overlapped communication, unless a launch file has no overlap."""
+    if launched_run is None or not OVERLAPS.isdisjoint(
+        argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored
+    ):
         return "megatron"
     return "megatron-no-overlap"
 

@@ -8,62 +8,76 @@ from .arguments import flag_of
 from .settings import GATED_DELTA_NET, MegatronSettings
 
 
-def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
+def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     reasons = {}
-    for name in run.changed_fields():
+    for name in megatron_settings.changed_fields():
         for reason, names in NOT_MODELLED.items():
-            if name in names and getattr(run, name) not in WITHOUT_EFFECT.get(name, ()):
+            if name in names and getattr(megatron_settings, name) not in WITHOUT_EFFECT.get(name, ()):
                 reasons[flag_of(name)] = reason
-    if run.overlap_moe_expert_parallel_comm and run.pp > 1:
+    if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
         reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
-    if run.moe_token_dispatcher_type == "flex" and run.moe_flex_dispatcher_backend != "hybridep":
+    if (
+        megatron_settings.moe_token_dispatcher_type == "flex"
+        and megatron_settings.moe_flex_dispatcher_backend != "hybridep"
+    ):
         reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
-    if run.tp_comm_overlap and (run.num_experts is not None or run.latent or run.kind == "hybrid"):
+    if megatron_settings.tp_comm_overlap and (
+        megatron_settings.num_experts is not None or megatron_settings.latent or megatron_settings.kind == "hybrid"
+    ):
         reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    reasons |= _unsupported_fp8(run)
-    if run.experimental_attention_variant == "dsa":
-        if not run.latent:
+    reasons |= _unsupported_fp8(megatron_settings)
+    if megatron_settings.experimental_attention_variant == "dsa":
+        if not megatron_settings.latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        reasons |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.changed_fields()}
-        if run.recompute_mode == "selective":
+        reasons |= {
+            flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in megatron_settings.changed_fields()
+        }
+        if megatron_settings.recompute_mode == "selective":
             reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
-        if run.fp8_format is not None:
+        if megatron_settings.fp8_format is not None:
             reasons["--fp8-format"] = "8-bit products with an indexer"
-    if run.attention_output_gate and (run.latent or run.kind in ("bert", "t5")):
+    if megatron_settings.attention_output_gate and (
+        megatron_settings.latent or megatron_settings.kind in ("bert", "t5")
+    ):
         reasons["--attention-output-gate"] = "another kind of attention"
     return reasons
 
 
-def _unsupported_fp8(run: MegatronSettings) -> dict[str, str]:
+def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for settings of 8-bit products that are not modelled; empty if all are."""
-    if run.fp8_format is None:
-        return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if run.fp8_param_gather else {}
+    if megatron_settings.fp8_format is None:
+        return (
+            {"--fp8-param-gather": "8-bit weights without --fp8-format"} if megatron_settings.fp8_param_gather else {}
+        )
     unsupported_conditions = {
-        "experts without --moe-grouped-gemm": run.num_experts is not None and not run.moe_grouped_gemm,
-        "BERT or T5": run.kind in ("bert", "t5"),
-        "--transformer-impl local": run.transformer_impl == "local",
-        f"--tp-comm-overlap and the recipe {run.fp8_recipe}": run.tp_comm_overlap and run.fp8_recipe != "tensorwise",
+        "experts without --moe-grouped-gemm": megatron_settings.num_experts is not None
+        and not megatron_settings.moe_grouped_gemm,
+        "BERT or T5": megatron_settings.kind in ("bert", "t5"),
+        "--transformer-impl local": megatron_settings.transformer_impl == "local",
+        f"--tp-comm-overlap and the recipe {megatron_settings.fp8_recipe}": megatron_settings.tp_comm_overlap
+        and megatron_settings.fp8_recipe != "tensorwise",
         "recomputation of other modules than core_attn, mlp and moe": bool(
-            set(run.recomputed_modules) - {"core_attn", "mlp", "moe"}
+            set(megatron_settings.recomputed_modules) - {"core_attn", "mlp", "moe"}
         ),
-        "an output layer in 8 bits": run.fp8_output_proj,
-        "--no-fp8-wgrad": run.no_fp8_wgrad,
-        f"the recipe {run.fp8_recipe} on {run.gpu}": not gpu_runs_recipe(run),
-        "weights in mxfp8": run.fp8_recipe == "mxfp8" and run.fp8_param_gather,
-        "delayed scaling and layers in bf16": run.fp8_recipe == "delayed" and run.first_last_layers_bf16,
-        f"--optimizer {run.optimizer}": run.optimizer != "adam",
+        "an output layer in 8 bits": megatron_settings.fp8_output_proj,
+        "--no-fp8-wgrad": megatron_settings.no_fp8_wgrad,
+        f"the recipe {megatron_settings.fp8_recipe} on {megatron_settings.gpu}": not gpu_runs_recipe(megatron_settings),
+        "weights in mxfp8": megatron_settings.fp8_recipe == "mxfp8" and megatron_settings.fp8_param_gather,
+        "delayed scaling and layers in bf16": megatron_settings.fp8_recipe == "delayed"
+        and megatron_settings.first_last_layers_bf16,
+        f"--optimizer {megatron_settings.optimizer}": megatron_settings.optimizer != "adam",
     }
     present_conditions = [name for name, is_present in unsupported_conditions.items() if is_present]
     return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
-def gpu_runs_recipe(run: MegatronSettings) -> bool:
+def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks from it on."""
-    gpu = run.gpu.upper()
-    is_blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
+    gpu = megatron_settings.gpu.upper()
+    is_blackwell = any(argument_name in gpu for argument_name in ("B100", "B200", "B300"))
     supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}
-    return supported_recipes.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+    return supported_recipes.get(megatron_settings.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {

@@ -64,63 +64,70 @@ def is_python(text: str) -> bool:
     return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a recipe of Megatron-Bridge."""
-    return command.program == "run_recipe.py" or command.program.startswith("megatron.bridge")
+    return command_line.program == "run_recipe.py" or command_line.program.startswith("megatron.bridge")
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
-    """Raises `InputError`, which names the recipe's file and the overrides to type in place of the command."""
-    words = list(command.words)
-    flag_index = next((i for i, word in enumerate(words) if word == "--recipe"), None)
-    recipe = words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(words) else "RECIPE"
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+    """Raises `InputError` for a command, with the recipe's file and overrides to type in its place."""
+    command_words = list(command_line.words)
+    flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
+    recipe = (
+        command_words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(command_words) else "RECIPE"
+    )
     if is_unresolved(recipe):
-        raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
-    overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
+        raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(recipe)}")
+    overrides = [
+        command_word
+        for command_word in command_words
+        if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", command_word)
+    ]
     typed_text = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
     raise InputError(
-        f"{source.where}: line {command.line} runs the recipe {recipe[:60]}, whose settings are in Megatron-Bridge's "
+        f"{source_file.where}: line {command_line.line} runs the recipe {recipe[:60]}, whose settings are in "
+        "Megatron-Bridge's "
         f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 
-def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a Megatron-Bridge recipe. `source` has the recipe's name and overrides.
+def read_python(text: str, source_file: Source) -> Launch:
+    """Returns the training run of a Megatron-Bridge recipe. `source_file` has the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        module = parse_python(text, source.where)
-        names = [word for word in source.arguments if "=" not in word]
+    with reading_of(source_file) as reader:
+        syntax_tree = parse_python(text, source_file.where)
+        names = [word for word in source_file.arguments if "=" not in word]
         if len(names) > 1:
-            raise reading.wrong(names[1][:60], "a second recipe; expected one")
+            raise reader.wrong(names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _recipe_configuration(reading, module, names[0] if names else None)
+            config, name = _recipe_configuration(reader, syntax_tree, names[0] if names else None)
         except RecursionError:
-            raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
-        config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        return _read_configuration(reading, config, LAUNCH_FILE, name)
+            raise reader.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
+        config |= {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
+        return _read_configuration(reader, config, LAUNCH_FILE, name)
 
 
-def _recipe_configuration(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
+def _recipe_configuration(reader: Reading, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and its name, which may be imported from another file."""
-    configurations = Configurations(module, COMMON)
+    configurations = Configurations(syntax_tree, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
-    aliases = _imported_recipes(module)
+    aliases = _imported_recipes(syntax_tree)
     known_recipes = [*recipes, *aliases]
     if name is None:
         if len(known_recipes) != 1:
             listed_names = ", ".join(known_recipes[:6])
-            raise reading.wrong(
+            raise reader.wrong(
                 "recipes",
                 f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
-                f"'{reading.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
+                f"'{reader.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
         name = known_recipes[0]
     if name not in known_recipes:
-        raise reading.wrong(
+        raise reader.wrong(
             name[:60],
             f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}.{suggest(name, known_recipes)}",
         )
@@ -128,28 +135,28 @@ def _recipe_configuration(reading: Reading, module: ast.Module, name: str | None
         return configurations.of(name), name
     recipe_file, origin = aliases[name]
     try:
-        if reading.source.read_text is None:
+        if reader.source.read_text is None:
             raise InputError(recipe_file)
-        path, text = reading.source.read_text(recipe_file)
+        path, text = reader.source.read_text(recipe_file)
     except InputError:
-        raise reading.wrong(
+        raise reader.wrong(
             name[:60],
             f"is {origin[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {origin[:80]}'",
         ) from None
     imported_file = Configurations(parse_python(text, path), COMMON)
     if origin not in imported_file.functions:
-        raise reading.wrong(origin[:80], f"is no recipe of {path[:80]}")
+        raise reader.wrong(origin[:80], f"is no recipe of {path[:80]}")
     return imported_file.of(origin), origin
 
 
-def _imported_recipes(module: ast.Module) -> dict[str, tuple[str, str]]:
+def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
     """Returns recipes that a file imports under other names.
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
     aliases: dict[str, tuple[str, str]] = {}
-    for statement in module.body:
+    for statement in syntax_tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
             package_names = statement.module.split(".")
             if package_names[-1] in ("common",) or "utils" in package_names:
@@ -161,26 +168,26 @@ def _imported_recipes(module: ast.Module) -> dict[str, tuple[str, str]]:
     return aliases
 
 
-def _read_configuration(reading: Reading, config: Config, program: Any, name: str) -> Launch:
+def _read_configuration(reader: Reading, config: Config, program: Any, name: str) -> Launch:
     def get(key: str, default: Any = None) -> Any:
         value = config.get(key, default)
         if isinstance(value, Unknown):
-            raise reading.wrong(key, f"{value.text} is not read; expected {key}=… behind the recipe's name")
+            raise reader.wrong(key, f"{value.text} is not read; expected {key}=… behind the recipe's name")
         return value
 
     def size(key: str, default: int) -> int:
         if config.get(key) is None:
-            reading.filled_in[key] = default
-        return size_of(reading, key, default if get(key) is None else get(key))
+            reader.filled_in[key] = default
+        return size_of(reader, key, default if get(key) is None else get(key))
 
     if any(key == "peft" or key.startswith("peft.") for key in config if config[key] is not None):
-        raise reading.wrong("peft", "adapters under Megatron-Core are not modelled; expected a recipe without")
+        raise reader.wrong("peft", "adapters under Megatron-Core are not modelled; expected a recipe without")
     for key, values in OFF.items():
         if key in config and config[key] not in values:
-            reading.unknown[key] = f"{shown(config[key])[:60]} is not modelled for a model that is named"
+            reader.unknown[key] = f"{shown(config[key])[:60]} is not modelled for a model that is named"
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
-        reading.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
+        reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
         (value for key, value in config.items() if key.startswith("model") and _names_model(key, config)), None
     )
@@ -189,14 +196,14 @@ def _read_configuration(reading: Reading, config: Config, program: Any, name: st
     etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
     batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
-    world = reading.source.world_size
-    run = MegatronRun(
+    world_size = reader.source.world_size
+    parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=None if etp is None else size_of(reading, "model.expert_tensor_parallel_size", etp),
-        vpp=1 if vpp is None else size_of(reading, "model.virtual_pipeline_model_parallel_size", vpp),
+        etp=None if etp is None else size_of(reader, "model.expert_tensor_parallel_size", etp),
+        vpp=1 if vpp is None else size_of(reader, "model.virtual_pipeline_model_parallel_size", vpp),
         sequence_parallel=get("model.sequence_parallel") is True,
         batch=batch,
         seq=size("model.seq_length" if "dataset.seq_length" not in config else "dataset.seq_length", 4096),
@@ -207,19 +214,19 @@ def _read_configuration(reading: Reading, config: Config, program: Any, name: st
         fuses_cross_entropy=get("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
-    if world is None and gpus is not None and int(gpus[1]) % smallest_run(run) == 0:
-        world = int(gpus[1])
-        reading.notes.append(f"{world} devices, from the recipe's name")
-    settings = _optimizer_settings(reading, config)
-    result = megatron_run(reading, run, world, settings)
+    if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
+        world_size = int(gpus[1])
+        reader.notes.append(f"{world_size} devices, from the recipe's name")
+    settings = _optimizer_settings(reader, config)
+    result = megatron_run(reader, parallel_run, world_size, settings)
     replicas = result.layout.dp
     if global_batch % (batch * replicas):
-        reading.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
+        reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
     result.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
     if get("model.cp_comm_type") == "a2a":
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
-    reading.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return launch_of_run(reading, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
+    reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
+    return launch_of_run(reader, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
 
 
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:
@@ -227,13 +234,13 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
 
 
-def _optimizer_settings(reading: Reading, config: Config) -> dict[str, Any]:
+def _optimizer_settings(reader: Reading, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: the number formats of its states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
     states = {_number_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
     if len(states) > 1:
-        reading.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
+        reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
 
 

@@ -1,4 +1,4 @@
-"""Reads commands of Megatron-DeepSpeed (Microsoft's and bigscience's) as arguments of Megatron-LM.
+"""Reads commands of Megatron-DeepSpeed (Microsoft's and BigScience's) as arguments of Megatron-LM.
 
 Its models run on Megatron-LM's kernels of 2023 (`--transformer-impl local`), its optimizer is DeepSpeed's. ZeRO-1 is
 counted as Megatron's distributed optimizer, whose shards are the same and whose buffers differ: an estimate.
@@ -79,11 +79,13 @@ ESTIMATE = (
 )
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a pretraining script with arguments of DeepSpeed, or of old Megatron versions."""
-    flags = {word.partition("=")[0] for word in command.words}
-    is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")
-    has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command.words))
+    flags = {command_word.partition("=")[0] for command_word in command_line.words}
+    is_pretraining = command_line.program.startswith(("pretrain_", "finetune_")) and command_line.program.endswith(
+        ".py"
+    )
+    has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
     return (
         is_pretraining
         and has_sizes
@@ -91,26 +93,26 @@ def starts_program(command: CommandLine) -> bool:
     )
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        arguments = arguments_of(command.words, source.where)
-        table = megatron_arguments(reading, arguments)
-        reading.check_unknown()
-        launch = read_megatron(table, source)
+    with reading_of(source_file) as reader:
+        arguments = arguments_of(command_line.words, source_file.where)
+        table = megatron_arguments(reader, arguments)
+        reader.check_unknown()
+        launched_run = read_megatron(table, source_file)
         if EMBEDDING_NORM in arguments:
-            launch = replace(launch, spec=_with_embedding_norm(launch.spec))
+            launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
         return replace(
-            launch,
+            launched_run,
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            unknown={**reading.unknown, **launch.unknown},
-            ignored=(*reading.ignored, *launch.ignored),
-            notes=(*reading.notes, *launch.notes),
-            filled_in={**launch.filled_in, **reading.filled_in},
+            unknown={**reader.unknown, **launched_run.unknown},
+            ignored=(*reader.ignored, *launched_run.ignored),
+            notes=(*reader.notes, *launched_run.notes),
+            filled_in={**launched_run.filled_in, **reader.filled_in},
         )
 
 
@@ -122,15 +124,15 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
     return spec.model_copy(update={"decoder": decoder})
 
 
-def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def megatron_arguments(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     table: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-")
         if name in REFUSED and value not in ("1", ["1"], False):
-            reading.unknown[flag] = REFUSED[name]
+            reader.unknown[flag] = REFUSED[name]
         elif name in IGNORED:
-            reading.ignored.append(flag)
+            reader.ignored.append(flag)
         elif name not in REFUSED and flag != EMBEDDING_NORM:
             table[RENAMED.get(flag, flag)] = value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
@@ -142,8 +144,8 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
             "--recompute-method": method,
             "--recompute-num-layers": layers,
         }
-    _set_position_embedding(reading, table)
-    _set_layer_partition(reading, table)
+    _set_position_embedding(reader, table)
+    _set_layer_partition(reader, table)
     if table.get("--glu-activation") == "swiglu":
         del table["--glu-activation"]
         table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
@@ -157,16 +159,16 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
     if "--num-query-groups" in table:
         table["--group-query-attention"] = True
     if "--rampup-batch-size" in arguments:
-        reading.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
+        reader.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        sequence_ranks = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        sequence_ranks = size_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
         if sequence_ranks > 1:
             table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
-        _set_zero_stage(reading, arguments, table)
-        reading.notes.append(ESTIMATE)
+        _set_zero_stage(reader, arguments, table)
+        reader.notes.append(ESTIMATE)
     if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
-        _set_vocabulary(reading, arguments, table)
+        _set_vocabulary(reader, arguments, table)
     return table
 
 
@@ -174,20 +176,20 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
-def _set_position_embedding(reading: Reading, table: dict[str, Any]) -> None:
+def _set_position_embedding(reader: Reading, table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     name = table.get("--position-embedding-type")
     if name not in POSITIONS:
         return
     table["--position-embedding-type"] = POSITIONS[name]
     if name == "alibi":
-        reading.notes.append(
+        reader.notes.append(
             "--position-embedding-type alibi: each layer's biases, one row of keys per head and sequence, are left out"
         )
 
 
-def _set_layer_partition(reading: Reading, table: dict[str, Any]) -> None:
-    """Sets the division of layers into stages: embedding and head may count as a layer each (bigscience)."""
+def _set_layer_partition(reader: Reading, table: dict[str, Any]) -> None:
+    """Sets how layers are divided into stages: embedding and head may count as one layer each (BigScience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
@@ -195,34 +197,34 @@ def _set_layer_partition(reading: Reading, table: dict[str, Any]) -> None:
     if name in ("type:transformer|embedding", "type:embedding|transformer"):
         table |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
     elif name not in ("uniform", "type:transformer"):
-        reading.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
+        reader.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
-def _set_zero_stage(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_zero_stage(reader: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     data: Mapping[str, Any] = {}
-    if isinstance(config, str) and reading.source.fetch is not None:
+    if isinstance(config, str) and reader.source.fetch is not None:
         try:
-            data = reading.source.fetch(config)
+            data = reader.source.fetch(config)
         except ValueError:
             if stage is None:
                 raise
             shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
-            reading.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
+            reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if data and is_deepspeed(data):
         zero = data.get("zero_optimization")
         if isinstance(zero, Mapping):
             stage = zero.get("stage", 0)
             if zero.get("offload_optimizer") or zero.get("cpu_offload"):
-                reading.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
+                reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
-    number = size_of(reading, "--zero-stage", text, least=0)
+    number = size_of(reader, "--zero-stage", text, least=0)
     if number > 1:
-        reading.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+        reader.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
     if number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
-        reading.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
+        reader.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
         number = 1
     if number == 1:
         table["--use-distributed-optimizer"] = True
@@ -238,7 +240,7 @@ VOCABULARIES = {
 """Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
-def _set_vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
     name = str(arguments.get("--tokenizer-name-or-path", ""))
     table["--tokenizer-type"] = "NullTokenizer"
@@ -248,10 +250,10 @@ def _set_vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[
     if size is None and "--pad-vocab-size-to" in arguments:
         size = 1  # the program refuses a tokenizer with more words than that
     if size is None:
-        raise reading.wrong(
+        raise reader.wrong(
             "--tokenizer-name-or-path",
             f"the size of {name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    multiple = size_of(reading, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", size))
+    multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", size))
     table["--vocab-size"] = str(max(size, multiple))
-    reading.notes.append(f"{name[:80]}: {max(size, multiple):,} tokens")
+    reader.notes.append(f"{name[:80]}: {max(size, multiple):,} tokens")

@@ -85,102 +85,111 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
     }
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts ms-swift."""
-    return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
+    return command_line.program.split()[0] in ("swift", "megatron") or command_line.program.startswith("swift.cli")
 
 
 TRAINING = ("sft", "pt", "main", "rlhf")
 """Subcommands that train."""
 
 
-def trains(command: CommandLine) -> bool:
-    """Whether a command of ms-swift trains; other commands prepare data, serve, or convert weights."""
-    return command.program.split()[-1].rpartition(".")[2] in TRAINING
+def trains(command_line: CommandLine) -> bool:
+    """Whether a command of ms-swift trains; its other commands prepare data, serve, or convert weights."""
+    return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        name, _, verb = command.program.partition(" ")
-        if name == "megatron" or "megatron" in command.program:
-            return _read_megatron_command(reading, command, verb)
-        verb = verb or command.program.rpartition(".")[2]
+    with reading_of(source_file) as reader:
+        name, _, verb = command_line.program.partition(" ")
+        if name == "megatron" or "megatron" in command_line.program:
+            return _read_megatron_command(reader, command_line, verb)
+        verb = verb or command_line.program.rpartition(".")[2]
         if verb not in TRAINING:
-            raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
-        data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
-        kind = str(data.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
-        if kind not in ("", "grpo", *PAIRS):
-            raise reading.wrong(
-                f"line {command.line}: swift rlhf --rlhf_type",
-                f"{shown(kind)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or swift "
+            raise reader.wrong(
+                f"line {command_line.line}: swift {verb}", "is no training; expected swift sft or swift pt"
+            )
+        config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
+        rlhf_type = str(config.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
+        if rlhf_type not in ("", "grpo", *PAIRS):
+            raise reader.wrong(
+                f"line {command_line.line}: swift rlhf --rlhf_type",
+                f"{shown(rlhf_type)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or "
+                "swift "
                 "sft or pt",
             )
-        target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
-        launch = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, kind, verb), target)
-        if kind == "rm" and launch.layout.zero != 3:
-            return replace(launch, settings={**launch.settings, "cross_entropy": "chunked"})
-        return launch if kind != "grpo" else replace(launch, rollout=rollout_of(reading, data, launch))
+        target = model_name(reader, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
+        launched_run = launch_as_trainer(reader, LAUNCH_FILE, _trainer_table(reader, config, rlhf_type, verb), target)
+        if rlhf_type == "rm" and launched_run.layout.zero != 3:
+            return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
+        return (
+            launched_run
+            if rlhf_type != "grpo"
+            else replace(launched_run, rollout=rollout_of(reader, config, launched_run))
+        )
 
 
-def _read_megatron_command(reading: Reading, command: CommandLine, verb: str) -> Launch:
+def _read_megatron_command(reader: Reading, command_line: CommandLine, verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
     from .record import LAUNCH_FILE
 
     if verb == "export":
-        raise reading.wrong(f"line {command.line}: megatron export", "is no training; expected megatron sft or pt")
+        raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
     if verb == "rlhf":
-        raise reading.wrong(
-            f"line {command.line}: megatron rlhf",
+        raise reader.wrong(
+            f"line {command_line.line}: megatron rlhf",
             "trainings with preferences, rewards or generated answers are not modelled; expected megatron sft or pt",
         )
-    arguments = arguments_of(command.words, reading.where)
-    data = plain_arguments(arguments, reading, MEGATRON_READ - {"model"})
-    run = run_of_megatron(reading, data, IGNORED | TRAINER_IGNORED)
-    target = model_name(reading, "--model", arguments.get("--model"))
-    return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
+    arguments = arguments_of(command_line.words, reader.where)
+    config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
+    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED)
+    target = model_name(reader, "--model", arguments.get("--model"))
+    return launch_of_run(reader, LAUNCH_FILE, "megatron", parallel_run, target)
 
 
-def _task_arguments(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+def _task_arguments(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
     """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
-    task_type = str(data.get("task_type", "causal_lm"))[:30]
-    if kind or task_type in ("causal_lm", "prm"):
+    task_type = str(config.get("task_type", "causal_lm"))[:30]
+    if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()
     if task_type == "seq_cls":
-        reading.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
+        reader.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
     else:
-        reading.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
+        reader.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _check_visible_devices(reading: Reading, data: Table) -> None:
+def _check_visible_devices(reader: Reading, config: Table) -> None:
     """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
 
     Source: swift/model/register.py, `get_default_device_map`.
     """
-    source = reading.source
-    visible = [name for name in str(source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()]
-    processes = 1 if source.devices_typed or source.world_size is None else source.world_size
-    if data.get("device_map") is None and (source.devices_typed or len(visible) <= processes):
+    source_file = reader.source
+    visible = [
+        name for name in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()
+    ]
+    processes = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
+    if config.get("device_map") is None and (source_file.devices_typed or len(visible) <= processes):
         return
-    raise reading.wrong(
-        "device_map" if data.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
+    raise reader.wrong(
+        "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
         f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
         f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
     )
 
 
-def _adapter_arguments(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_arguments(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     table = {
         "use_peft": True,
-        "lora_r": reading.size(data, "lora_rank", 8),
-        "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
-        "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+        "lora_r": reader.size(config, "lora_rank", 8),
+        "lora_target_modules": reader.value(config, "target_modules", "all-linear"),
+        "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
     }
-    modules = data.get("modules_to_save")
+    modules = config.get("modules_to_save")
     return (
         table
         if modules is None
@@ -188,35 +197,35 @@ def _adapter_arguments(reading: Reading, data: Table) -> dict[str, Any]:
     )
 
 
-def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
+def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
+    """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    read_names = (*read_names, *known_names(reading, data, kind), *_task_arguments(reading, data, kind))
-    reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
-    unknown_keys(reading, data, read_names, "", "no argument that is known")
+    read_names = (*read_names, *known_names(reader, data, rlhf_type), *_task_arguments(reader, data, rlhf_type))
+    reader.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
+    unknown_keys(reader, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
     if tuner is None:
-        tuner = reading.value(data, "tuner_type", "full" if verb == "pt" else "lora")
+        tuner = reader.value(data, "tuner_type", "full" if verb == "pt" else "lora")
     if tuner not in ("full", "lora"):
-        raise reading.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
-    for name in ("sequence_parallel_size", "deepspeed_autotp_size"):
-        if data.get(name) not in (None, 1):
-            reading.unknown[f"--{name}"] = "sequences or layers that ms-swift divides are not modelled"
-    _check_visible_devices(reading, data)
-    if reading.flag(data, "freeze_llm"):
-        reading.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
-    batch = reading.size(data, "per_device_train_batch_size", 1)
-    world = reading.source.world_size or 1
+        raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    for argument_name in ("sequence_parallel_size", "deepspeed_autotp_size"):
+        if data.get(argument_name) not in (None, 1):
+            reader.unknown[f"--{argument_name}"] = "sequences or layers that ms-swift divides are not modelled"
+    _check_visible_devices(reader, data)
+    if reader.flag(data, "freeze_llm"):
+        reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
+    batch = reader.size(data, "per_device_train_batch_size", 1)
+    world_size = reader.source.world_size or 1
     table: dict[str, Any] = {
         "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": reading.size(
-            data, "gradient_accumulation_steps", max(1, -(-16 // (batch * world)))
+        "gradient_accumulation_steps": reader.size(
+            data, "gradient_accumulation_steps", max(1, -(-16 // (batch * world_size)))
         ),
-        "gradient_checkpointing": reading.flag(data, "gradient_checkpointing", True),
-        "use_liger_kernel": reading.flag(data, "use_liger_kernel"),
-        "torch_dtype": reading.value(data, "torch_dtype", "bfloat16"),
-        "optim": reading.value(data, "optim", "adamw_torch_fused"),
-        "attn_implementation": reading.value(data, "attn_impl", "sdpa"),
+        "gradient_checkpointing": reader.flag(data, "gradient_checkpointing", True),
+        "use_liger_kernel": reader.flag(data, "use_liger_kernel"),
+        "torch_dtype": reader.value(data, "torch_dtype", "bfloat16"),
+        "optim": reader.value(data, "optim", "adamw_torch_fused"),
+        "attn_implementation": reader.value(data, "attn_impl", "sdpa"),
     }
     table["neftune_noise_alpha"] = data.get("neftune_noise_alpha")
     table["bf16"] = table["torch_dtype"] == "bfloat16"
@@ -224,25 +233,23 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
         table["attn_implementation"] = "flash_attention_2"
     length = data.get("packing_length", data.get("max_length"))
-    if kind == "grpo":
-        length = grpo_length(reading, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
+    if rlhf_type == "grpo":
+        length = grpo_length(reader, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
     if length is not None:
-        table["max_length"] = size_of(reading, "max_length", length)
-    if reading.flag(data, "packing"):
-        reading.notes.append("--packing: sequences of max_length tokens, all of them used")
+        table["max_length"] = size_of(reader, "max_length", length)
+    if reader.flag(data, "packing"):
+        reader.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= _adapter_arguments(reading, data)
+        table |= _adapter_arguments(reader, data)
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
-            reading.unknown["--quant_bits"] = (
-                "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
-            )
+            reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
-    if kind not in ("", "grpo"):
-        reading.value(data, "rlhf_type", kind)
-        table["per_device_train_batch_size"] = sequences_of(reading, kind, batch, tuner == "lora")
+    if rlhf_type not in ("", "grpo"):
+        reader.value(data, "rlhf_type", rlhf_type)
+        table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {name: value for name, value in table.items() if value is not False}
+    return {argument_name: value for argument_name, value in table.items() if value is not False}

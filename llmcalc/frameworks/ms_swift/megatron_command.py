@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIZES = (
@@ -56,53 +56,55 @@ IGNORED = frozenset(
 )
 
 
-def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str]) -> RunUnder:
+def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]) -> LaunchSettings:
     """Returns the training run of a command. more_ignored: ms-swift's arguments that do not change memory.
 
     Raises `InputError`, which names file and argument, for adapters.
     """
     ignored = IGNORED | more_ignored
-    reading.ignored += [name for name in data if name in ignored]
-    unknown_keys(reading, data, (*READ, *OFF, *ignored), "", "no argument that is known")
-    tuner = data.get("tuner_type", data.get("train_type"))
-    if (reading.value(data, "tuner_type", "full") if tuner is None else tuner) != "full":
-        raise reading.wrong(
+    reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
+    unknown_keys(reader, config, (*READ, *OFF, *ignored), "", "no argument that is known")
+    tuner = config.get("tuner_type", config.get("train_type"))
+    if (reader.value(config, "tuner_type", "full") if tuner is None else tuner) != "full":
+        raise reader.wrong(
             "--tuner_type",
             f"{shown(tuner)}: adapters under Megatron-Core are not modelled; expected full, or swift sft",
         )
-    for name, values in OFF.items():
-        if name in data and data[name] not in values:
-            reading.unknown[f"--{name}"] = f"{shown(data[name])[:40]} is not modelled for a model that is named"
-    if reading.flag(data, "moe_shared_expert_overlap"):
-        reading.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
-    sizes = {name: reading.size(data, name, 1) for name in SIZES}
-    granularity = reading.value(data, "recompute_granularity", "selective")
-    modules = data.get("recompute_modules")
-    length = data.get("packing_length", data.get("max_length"))
+    for argument_name, values in OFF.items():
+        if argument_name in config and config[argument_name] not in values:
+            reader.unknown[f"--{argument_name}"] = (
+                f"{shown(config[argument_name])[:40]} is not modelled for a model that is named"
+            )
+    if reader.flag(config, "moe_shared_expert_overlap"):
+        reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
+    sizes = {name: reader.size(config, name, 1) for name in SIZES}
+    granularity = reader.value(config, "recompute_granularity", "selective")
+    modules = config.get("recompute_modules")
+    length = config.get("packing_length", config.get("max_length"))
     if length is None:
-        raise reading.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
-    vpp = data.get("virtual_pipeline_model_parallel_size")
-    run = MegatronRun(
+        raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
+    vpp = config.get("virtual_pipeline_model_parallel_size")
+    parallel_run = MegatronRun(
         tp=sizes["tensor_model_parallel_size"],
         pp=sizes["pipeline_model_parallel_size"],
         cp=sizes["context_parallel_size"],
         ep=sizes["expert_model_parallel_size"],
         etp=sizes["expert_tensor_parallel_size"],
-        vpp=1 if vpp is None else size_of(reading, "virtual_pipeline_model_parallel_size", vpp),
-        sequence_parallel=reading.flag(data, "sequence_parallel"),
-        distributed_optimizer=reading.flag(data, "use_distributed_optimizer", True),
+        vpp=1 if vpp is None else size_of(reader, "virtual_pipeline_model_parallel_size", vpp),
+        sequence_parallel=reader.flag(config, "sequence_parallel"),
+        distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=sizes["micro_batch_size"],
-        seq=size_of(reading, "--max_length", length),
+        seq=size_of(reader, "--max_length", length),
         recompute_granularity=None if granularity in ("none", None) else granularity,
-        recompute_method=data.get("recompute_method"),
-        recompute_num_layers=data.get("recompute_num_layers"),
+        recompute_method=config.get("recompute_method"),
+        recompute_num_layers=config.get("recompute_num_layers"),
         recompute_modules=[modules] if isinstance(modules, str) else modules,
-        fuses_cross_entropy=reading.flag(data, "cross_entropy_loss_fusion", True),
+        fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    result = megatron_run(reading, run, reading.source.world_size, {})
-    global_batch, rank_batch = reading.size(data, "global_batch_size", 16), run.batch * result.layout.dp
+    result = megatron_run(reader, parallel_run, reader.source.world_size, {})
+    global_batch, rank_batch = reader.size(config, "global_batch_size", 16), parallel_run.batch * result.layout.dp
     if global_batch % rank_batch:
-        raise reading.wrong(
+        raise reader.wrong(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
         )
     result.settings["num_microbatches"] = global_batch // rank_batch

@@ -52,47 +52,49 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
 
-def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
-    """Returns argument names known in addition to those of `swift sft`. kind: the `rlhf_type`; empty for none."""
-    if not kind:
+def known_names(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
+    """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
+    if not rlhf_type:
         return ()
-    if kind != "grpo":
-        if data.get("ref_model") is not None:
-            reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
+    if rlhf_type != "grpo":
+        if config.get("ref_model") is not None:
+            reader.unknown["--ref_model"] = "a reference model of other weights is not modelled"
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
-    reading.ignored += [name for name in data if name in GRPO_IGNORED]
+    reader.ignored += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
     for name in OTHER_MODELS:
-        if data.get(name) not in (None, False):
-            reading.unknown[f"--{name}"] = "it is modelled without"
+        if config.get(name) not in (None, False):
+            reader.unknown[f"--{name}"] = "it is modelled without"
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 
-def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) -> int:
+def sequences_of(reader: Reading, rlhf_type: str, batch: int, has_adapters: bool) -> int:
     """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """
     run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
     run_settings = (
-        kto_settings(reading, run_settings) if kind == "kto" else pair_settings(reading, PAIRS[kind], run_settings)
+        kto_settings(reader, run_settings)
+        if rlhf_type == "kto"
+        else pair_settings(reader, PAIRS[rlhf_type], run_settings)
     )
     return int(run_settings["batch"])
 
 
-def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
+def rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
     offloaded_states: set[States] = set()
-    if reading.flag(data, "offload_model"):
+    if reader.flag(config, "offload_model"):
         offloaded_states.add("weights")
-    if reading.flag(data, "offload_optimizer"):
+    if reader.flag(config, "offload_optimizer"):
         offloaded_states.add("optimizer")
     return colocated_rollout(
-        reading,
-        data,
-        launch,
+        reader,
+        config,
+        launched_run,
         utilization=0.9,
         beta=GRPO_BETA,
         offloaded=frozenset(offloaded_states),
         source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
-        reference_bytes=4 if data.get("torch_dtype") == "float32" else 2,
+        reference_bytes=4 if config.get("torch_dtype") == "float32" else 2,
     )

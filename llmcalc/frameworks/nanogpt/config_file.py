@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
-from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -61,108 +61,117 @@ def is_python(text: str) -> bool:
     return len(names) > 1 and re.search(r"^\s*(def|class|from) ", text, re.MULTILINE) is None
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
-    keys = [match[1] for word in command.words if (match := re.match(r"--(\w+)=", word))]
-    has_config = any(word.endswith(".py") for word in command.words[:1])
+    keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
+    has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
     has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in keys)
-    return command.program == "train.py" and (has_config or has_keys) and all("=" in word for word in command.words[1:])
+    return (
+        command_line.program == "train.py"
+        and (has_config or has_keys)
+        and all("=" in command_word for command_word in command_line.words[1:])
+    )
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        return _read_values(reading, _run_values(reading, {}, command.words))
+    with reading_of(source_file) as reader:
+        return _read_values(reader, _run_values(reader, {}, command_line.words))
 
 
-def read_python(text: str, source: Source) -> Launch:
+def read_python(text: str, source_file: Source) -> Launch:
     """Returns the training run of a nanoGPT configuration.
 
-    The arguments of `source` are further configurations and `--key=value`.
+    The arguments of `source_file` are further configurations and `--key=value`.
     """
-    with reading_of(source) as reading:
-        names = constants(parse_python(text, source.where).body)
-        if source.where.endswith("train.py"):
+    with reading_of(source_file) as reader:
+        names = constants(parse_python(text, source_file.where).body)
+        if source_file.where.endswith("train.py"):
             names.pop("dtype", None)  # chosen by the device
-        return _read_values(reading, _run_values(reading, names, source.arguments))
+        return _read_values(reader, _run_values(reader, names, source_file.arguments))
 
 
-def _run_values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns key → value of a run, from the file, from configuration files among the words, and from `--key=value`."""
+def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
+    """Returns key → value of a run, from the file, from configuration files in the command, and from `--key=value`."""
     values = dict(names)
-    for word in words:
-        match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
-        if is_unresolved(word) and (match is None or match[1] in DEFAULTS):
-            raise reading.wrong("train.py", unresolved_reason(word))
+    for command_word in command_words:
+        match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
+        if is_unresolved(command_word) and (match is None or match[1] in DEFAULTS):
+            raise reader.wrong("train.py", unresolved_reason(command_word))
         if match is not None:
             try:
                 values[match[1]] = ast.literal_eval(match[2][:200])
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 values[match[1]] = match[2]
-        elif word.endswith(".py") and reading.source.read_text is not None:
-            path, text = reading.source.read_text(word)
+        elif command_word.endswith(".py") and reader.source.read_text is not None:
+            path, text = reader.source.read_text(command_word)
             values |= constants(parse_python(text, path).body)
         else:
-            raise reading.wrong("train.py", f"{shown(word)}; expected a configuration, or --key=value")
+            raise reader.wrong("train.py", f"{shown(command_word)}; expected a configuration, or --key=value")
     return values
 
 
-def _read_values(reading: Reading, values: Mapping[str, Any]) -> Launch:
+def _read_values(reader: Reading, values: Mapping[str, Any]) -> Launch:
     from .record import LAUNCH_FILE
 
-    known_values = {name: value for name, value in values.items() if name in DEFAULTS}
-    for name, value in known_values.items():
+    known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
+    for argument_name, value in known_values.items():
         if isinstance(value, Unknown):
-            raise reading.wrong(name, "an expression is not computed; expected a number, a text or True or False")
-    reading.ignored += [name for name in values if name not in DEFAULTS]
-    run = {name: reading.value(known_values, name, default) for name, default in DEFAULTS.items()}
-    world = reading.devices(reading.source.world_size)
-    steps = size_of(reading, "gradient_accumulation_steps", run["gradient_accumulation_steps"])
-    if steps % world:
-        raise reading.wrong(
-            "gradient_accumulation_steps", f"{steps}; train.py divides it by {world} devices; expected a multiple"
+            raise reader.wrong(
+                argument_name, "an expression is not computed; expected a number, a text or True or False"
+            )
+    reader.ignored += [argument_name for argument_name in values if argument_name not in DEFAULTS]
+    run_values = {name: reader.value(known_values, name, default) for name, default in DEFAULTS.items()}
+    world_size = reader.devices(reader.source.world_size)
+    steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
+    if steps % world_size:
+        raise reader.wrong(
+            "gradient_accumulation_steps", f"{steps}; train.py divides it by {world_size} devices; expected a multiple"
         )
     formats: dict[str, dict[str, Any]] = {
         "bfloat16": {"precision": "autocast"},
         "float16": {"precision": "autocast"},
         "float32": {"precision": "fp32"},
     }
-    if run["dtype"] not in formats:
-        raise reading.wrong("dtype", f"{shown(run['dtype'])}; expected bfloat16, float16 or float32")
+    if run_values["dtype"] not in formats:
+        raise reader.wrong("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": size_of(reading, "batch_size", run["batch_size"]),
-        "seq": size_of(reading, "block_size", run["block_size"]),
-        "num_microbatches": steps // world,
+        "batch": size_of(reader, "batch_size", run_values["batch_size"]),
+        "seq": size_of(reader, "block_size", run_values["block_size"]),
+        "num_microbatches": steps // world_size,
         "optimizer": "adamw",
         "optimizer_impl": "fused",
         "attn_implementation": "flash",
-        **formats[run["dtype"]],
+        **formats[run_values["dtype"]],
     }
-    if run["compile"] is True:
+    if run_values["compile"] is True:
         settings["compile"] = True
-    if run["dropout"] not in (0, 0.0):
-        reading.notes.append(f"dropout = {shown(run['dropout'])}: its masks are not counted")
-    spec = _gpt_model(reading, run)
-    launch = launch_of_run(reading, LAUNCH_FILE, "torch", RunUnder(Layout(dp=world), settings), "")
+    if run_values["dropout"] not in (0, 0.0):
+        reader.notes.append(f"dropout = {shown(run_values['dropout'])}: its masks are not counted")
+    spec = _gpt_model(reader, run_values)
+    launched_run = launch_of_run(reader, LAUNCH_FILE, "torch", LaunchSettings(Layout(dp=world_size), settings), "")
     from dataclasses import replace
 
-    return replace(launch, spec=spec)
+    return replace(launched_run, spec=spec)
 
 
-def _gpt_model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
+def _gpt_model(reader: Reading, run_values: Mapping[str, Any]) -> ModelSpec:
     """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
-    start = str(run["init_from"])
+    start = str(run_values["init_from"])
     if start == "resume":
-        raise reading.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
+        raise reader.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
     if start != "scratch" and start not in GPT2:
-        raise reading.wrong("init_from", f"{shown(start)}; expected scratch or one of {', '.join(GPT2)}")
+        raise reader.wrong("init_from", f"{shown(start)}; expected scratch or one of {', '.join(GPT2)}")
     if start in GPT2:
         layers, heads, width = GPT2[start]
         biased, vocabulary = True, EXACT
     else:
-        layers, heads, width = (size_of(reading, name, run[name]) for name in ("n_layer", "n_head", "n_embd"))
-        biased, vocabulary = run["bias"] is True, VOCABULARIES.get(str(run["dataset"]), PADDED)
+        layers, heads, width = (
+            size_of(reader, argument_name, run_values[argument_name])
+            for argument_name in ("n_layer", "n_head", "n_embd")
+        )
+        biased, vocabulary = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     if width % heads:
         raise InputError(f"n_head: {heads}; expected a divisor of n_embd {width}")
     norm = {"type": "layernorm", "bias": biased}
@@ -180,11 +189,11 @@ def _gpt_model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
             "down_bias": biased,
         },
     }
-    position = {"type": "learned", "max_position_embeddings": size_of(reading, "block_size", run["block_size"])}
+    position = {"type": "learned", "max_position_embeddings": size_of(reader, "block_size", run_values["block_size"])}
     table = {
         "vocab_size": vocabulary,
         "hidden_size": width,
         "tie_word_embeddings": True,
         "decoder": {"num_hidden_layers": layers, "position": position, "final_norm": norm, "block": block},
     }
-    return validate(ModelSpec, table, reading.where)
+    return validate(ModelSpec, table, reader.where)

@@ -113,138 +113,139 @@ READ = frozenset(
 LINK = re.compile(r"\$\{(\.?[\w.]+)\}")
 
 
-def is_nemo(data: Table) -> bool:
+def is_nemo(config: Table) -> bool:
     """Whether a table is a config of NeMo's language models."""
-    model, trainer = data.get("model"), data.get("trainer")
+    model, trainer = config.get("model"), config.get("trainer")
     return (
         isinstance(model, Mapping)
         and isinstance(trainer, Mapping)
-        and ("exp_manager" in data or "mcore_gpt" in model or "tensor_model_parallel_size" in model)
+        and ("exp_manager" in config or "mcore_gpt" in model or "tensor_model_parallel_size" in model)
     )
 
 
-def read_nemo(data: Table, source: Source) -> Launch:
+def read_nemo(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        overrides = {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        values = _model_values(reading, data, overrides)
-        name = str(data.get("name", ""))[:80]
-        if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
-            raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
+    with reading_of(source_file) as reader:
+        overrides = {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
+        values = _model_values(reader, config, overrides)
+        name = str(config.get("name", ""))[:80]
+        if "encoder" in values or "decoder" in values or any(model_type in name for model_type in MODEL_TYPES):
+            raise reader.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
         if values.get("peft.peft_scheme") not in (None, "none", "null"):
-            raise reading.wrong(
-                "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
-            )
+            raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
         if values.get("num_layers") is None:
-            raise reading.wrong(
+            raise reader.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reading, values, data)
-        reading.check_unknown()
-        kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
-        devices = _device_count(reading, data, overrides) if source.world_size is None else source.world_size
-        launch = read_megatron(
-            arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
+        arguments = _megatron_arguments(reader, values, config)
+        reader.check_unknown()
+        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in name), "gpt")
+        devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
+        launched_run = read_megatron(
+            arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
         )
         return replace(
-            launch,
+            launched_run,
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            ignored=tuple(reading.ignored),
-            unknown={**reading.unknown, **launch.unknown},
-            filled_in={**reading.filled_in, **launch.filled_in},
-            notes=(*reading.notes, *launch.notes),
+            ignored=tuple(reader.ignored),
+            unknown={**reader.unknown, **launched_run.unknown},
+            filled_in={**reader.filled_in, **launched_run.filled_in},
+            notes=(*reader.notes, *launched_run.notes),
         )
 
 
-def _model_values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _model_values(reader: Reading, config: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
-    model = data["model"]
+    model = config["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
         table = model.get(section)
         if isinstance(table, Mapping):
             values |= {f"{section}.{key}": value for key, value in table.items()}
     values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
-    return {key: _resolved_value(reading, key, value, values) for key, value in values.items()}
+    return {key: _resolved_value(reader, key, value, values) for key, value in values.items()}
 
 
 SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved_value(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns a value, in which a reference such as `${.encoder_seq_length}` is replaced by the key's value."""
+def _resolved_value(reader: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+    """Returns a value; a reference such as `${.encoder_seq_length}` is replaced by the value of its key."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
         return value
     name = link[1].removeprefix(".").removeprefix("model.")
     if depth > 8 or name not in values:
         return None
-    return _resolved_value(reading, key, values[name], values, depth + 1)
+    return _resolved_value(reader, key, values[name], values, depth + 1)
 
 
-def _device_count(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
+def _device_count(reader: Reading, config: Table, overrides: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
-    trainer = {**data["trainer"], **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")}}
-    return size_of(reading, "trainer.devices", trainer.get("devices", 1)) * size_of(
-        reading, "trainer.num_nodes", trainer.get("num_nodes", 1)
+    trainer = {
+        **config["trainer"],
+        **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")},
+    }
+    return size_of(reader, "trainer.devices", trainer.get("devices", 1)) * size_of(
+        reader, "trainer.num_nodes", trainer.get("num_nodes", 1)
     )
 
 
-def _megatron_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+def _megatron_arguments(reader: Reading, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
         if values.get(key) is not None:
             arguments[f"--{flag}"] = values[key]
-    if "mamba" in str(data.get("name", "")) and values.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * size_of(reading, "model.num_layers", values["num_layers"])
+    if "mamba" in str(config.get("name", "")) and values.get("hybrid_override_pattern") is None:
+        arguments["--hybrid-override-pattern"] = "M" * size_of(reader, "model.num_layers", values["num_layers"])
     for key, (flag, flag_values) in FLAGS.items():
         if values.get(key) is flag_values:
             arguments[f"--{flag}"] = True
     for key, modelled_value in OFF.items():
         if values.get(key) not in modelled_value:
-            reading.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
-    arguments |= _layer_arguments(reading, values)
-    arguments |= _precision_arguments(reading, values, data)
+            reader.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
+    arguments |= _layer_arguments(reader, values)
+    arguments |= _precision_arguments(reader, values, config)
     if values.get("bias_dropout_add_fusion") is False and (values.get("bias", True) or values.get("hidden_dropout")):
-        reading.notes.append("model.bias_dropout_add_fusion: bias, dropout and residual are counted as one kernel")
+        reader.notes.append("model.bias_dropout_add_fusion: bias, dropout and residual are counted as one kernel")
     if values.get("transformer_engine") is False:
         arguments["--transformer-impl"] = "local"
     if values.get("optim.name") == "distributed_fused_adam":
         arguments["--use-distributed-optimizer"] = True
-        reading.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
+        reader.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
     elif values.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
-        reading.unknown["model.optim.name"] = f"{shown(values['optim.name'])[:60]} is not modelled"
+        reader.unknown["model.optim.name"] = f"{shown(values['optim.name'])[:60]} is not modelled"
     if values.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
-    reading.ignored += [key for key in data if key not in ("model", "trainer", "name")]
-    reading.ignored += [f"model.{key}" for key in values if not {key} & READ]
-    arguments["--vocab-size"] = _vocabulary_size(reading, values)
+    reader.ignored += [key for key in config if key not in ("model", "trainer", "name")]
+    reader.ignored += [f"model.{key}" for key in values if not {key} & READ]
+    arguments["--vocab-size"] = _vocabulary_size(reader, values)
     return arguments
 
 
-def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_arguments(reader: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
     norm = str(values.get("normalization", "layernorm")).lower()
     if norm not in NORMS:
-        raise reading.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
+        raise reader.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
     if NORMS[norm]:
         flag, value = NORMS[norm]
         arguments[flag] = value
     activation = str(values.get("activation", "gelu"))
     if activation not in ACTIVATIONS:
-        reading.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
+        reader.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
     elif ACTIVATIONS[activation]:
         arguments[f"--{ACTIVATIONS[activation]}"] = True
     position = str(values.get("position_embedding_type", "learned_absolute"))
     if position not in ("learned_absolute", "rope", "none"):
-        reading.unknown["model.position_embedding_type"] = f"{shown(position)[:60]} is not modelled"
+        reader.unknown["model.position_embedding_type"] = f"{shown(position)[:60]} is not modelled"
     else:
         arguments["--position-embedding-type"] = position
     groups = values.get("num_query_groups")
@@ -253,35 +254,35 @@ def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, A
     return arguments
 
 
-def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+def _precision_arguments(reader: Reading, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the number formats."""
-    precision = str(data["trainer"].get("precision", 32)).partition("-")[0]
+    precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
-        raise reading.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
+        raise reader.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
     if precision == "32":
         return {}
     if values.get("megatron_amp_O2") is not True:
-        reading.notes.append(
+        reader.notes.append(
             "without model.megatron_amp_O2 weights are in fp32 under autocast, whose copies in 16 bits are counted as "
             "the weights, and the weights as the optimizer's copies: an estimate"
         )
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _vocabulary_size(reading: Reading, values: Mapping[str, Any]) -> int:
+def _vocabulary_size(reader: Reading, values: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:
-            return size_of(reading, f"model.{key}", values[key])
-    kind = values.get("tokenizer.type")
-    if kind in WORDS:
-        return WORDS[kind]
-    if values.get("tokenizer.library") == "huggingface" and isinstance(kind, str):
-        name = find_preset(kind)
+            return size_of(reader, f"model.{key}", values[key])
+    tokenizer_type = values.get("tokenizer.type")
+    if tokenizer_type in WORDS:
+        return WORDS[tokenizer_type]
+    if values.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
+        name = find_preset(tokenizer_type)
         if name is not None:
             return load_preset(name).model.vocab_size
-    reading.filled_in["model.override_vocab_size"] = ASSUMED_WORDS
-    reading.notes.append(
+    reader.filled_in["model.override_vocab_size"] = ASSUMED_WORDS
+    reader.notes.append(
         f"the tokenizer is not read: {ASSUMED_WORDS:,} words are assumed; expected model.override_vocab_size=… behind "
         "the file's name"
     )

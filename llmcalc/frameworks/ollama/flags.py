@@ -47,7 +47,7 @@ def flags() -> tuple[Flag, ...]:
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns field → value of options by name (`num_ctx`, `OLLAMA_NUM_PARALLEL`), as Modelfiles state them.
+    """Returns field → value of options with names as in Modelfiles (`num_ctx`, `OLLAMA_NUM_PARALLEL`).
 
     Options that change no memory are left out. Raises `InputError` for an unknown one, with the nearest name.
     """

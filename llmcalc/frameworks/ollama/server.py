@@ -45,7 +45,7 @@ class OllamaRules(RuleRange):
 
 
 class ContextByMemory(Record):
-    """The default of num_ctx on GPUs with at least `at_least_gib` GiB of memory in total."""
+    """The default of num_ctx on GPUs that have at least `at_least_gib` GiB of memory together."""
 
     at_least_gib: int
     context: int
@@ -105,7 +105,7 @@ class OllamaServer:
 
     @cached_property
     def num_ctx(self) -> int:
-        """The context length per sequence in tokens, by option, environment, or version; at most as trained."""
+        """The context length per sequence in tokens, by option, environment or version; at most the trained length."""
         chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
         if not chosen_length:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
@@ -172,7 +172,7 @@ class OllamaServer:
         }
 
     def batch(self, parallel: int) -> int:
-        """Returns the tokens of a micro-batch: num_batch, or by the context where memory is free (from 0.30 on)."""
+        """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
@@ -189,7 +189,7 @@ class OllamaServer:
 
     @cached_property
     def fitted(self) -> Fitted:
-        """The placed server. Versions before 0.10 run several sequences only with the whole model on the GPUs."""
+        """The placed server. Before 0.10 several sequences run only with the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
@@ -210,7 +210,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each option → its default."""
+        """Option name → its default."""
         server = self.fitted.server
         return {
             "num_ctx": self.num_ctx,
@@ -222,21 +222,21 @@ class OllamaServer:
         }
 
 
-def host_layers(fitted: Fitted) -> int:
+def host_layers(fitted_server: Fitted) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, placement = fitted.server, fitted.placement
-    number = len(server.model.layers)
-    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
+    server, placement = fitted_server.server, fitted_server.placement
+    layer_count = len(server.model.layers)
+    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
     return host_layer_count + len(placement.host_experts) + len(placement.partial)
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
-    fitted = server.fitted
-    computed_answer = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
-    number = len(fitted.server.model.layers) + 1
-    host_layer_count = host_layers(fitted)
+    fitted_server = server.fitted
+    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, (version.note, *fitted_server.notes))
+    number = len(fitted_server.server.model.layers) + 1
+    host_layer_count = host_layers(fitted_server)
     notes = list(computed_answer.notes)
     if host_layer_count:
         notes.insert(
@@ -245,9 +245,9 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
-        (name if name.isupper() else option(name)): value
-        for name, value in server.defaults.items()
-        if name not in flags and not (name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
+        (flag_name if flag_name.isupper() else option(flag_name)): value
+        for flag_name, value in server.defaults.items()
+        if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
     return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
 
@@ -255,7 +255,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields option changes with which the whole model is on the GPUs, the cheapest first."""
+    """Yields option changes that put the whole model on the GPUs, the cheapest first."""
     server = OllamaServer(preset, hardware, version, flags)
     if not host_layers(server.fitted):
         return
@@ -278,7 +278,7 @@ def candidates(
 
 
 def longest_context(server: OllamaServer) -> int | None:
-    """Returns the largest num_ctx, a multiple of 256, with which the whole model is on the GPUs; None for none."""
+    """Returns the largest num_ctx, a multiple of 256, with the whole model on the GPUs; None if there is none."""
 
     def holds(step: int) -> bool:
         return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
@@ -295,12 +295,12 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) by number of GPUs, from 1; `starts` is true with the whole model on GPUs."""
+    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model is on GPUs."""
     numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
     for number in numbers:
-        if number is not None and number > most:
+        if number is not None and number > most_devices:
             return
         gpu_options = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
         answer = memory(preset, hardware, version, {**flags, **gpu_options})
@@ -311,7 +311,7 @@ def layouts(
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for another length."""
+    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
     served = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
         served["OLLAMA_NUM_PARALLEL"] = users

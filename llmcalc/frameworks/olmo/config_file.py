@@ -32,77 +32,77 @@ STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_che
 """Keys of the step that are read."""
 
 
-def is_olmo(data: Table) -> bool:
+def is_olmo(config: Table) -> bool:
     """Whether a table is a config of OLMo."""
-    model = data.get("model")
-    return isinstance(model, Mapping) and "d_model" in model and "layer_norm_type" in model and "optimizer" in data
+    model = config.get("model")
+    return isinstance(model, Mapping) and "d_model" in model and "layer_norm_type" in model and "optimizer" in config
 
 
-def read_olmo(data: Table, source: Source) -> Launch:
+def read_olmo(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        spec = _model_of(reading, reading.table(data, "model"))
-        world = reading.devices(source.world_size)
-        batch = reading.size(data, "device_train_microbatch_size", 16)
-        global_batch = reading.size(data, "global_train_batch_size", 512)
-        if global_batch % (world * batch):
-            raise reading.wrong(
-                "global_train_batch_size", f"{global_batch}; expected a multiple of {world * batch}, --devices"
+    with reading_of(source_file) as reader:
+        spec = _model_of(reader, reader.table(config, "model"))
+        world_size = reader.devices(source_file.world_size)
+        batch = reader.size(config, "device_train_microbatch_size", 16)
+        global_batch = reader.size(config, "global_train_batch_size", 512)
+        if global_batch % (world_size * batch):
+            raise reader.wrong(
+                "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
             )
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": global_batch // (world * batch),
-            "seq": reading.size(reading.table(data, "model"), "max_sequence_length", 1024),
+            "num_microbatches": global_batch // (world_size * batch),
+            "seq": reader.size(reader.table(config, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
-            **_step_settings(reading, data),
+            **_step_settings(reader, config),
         }
-        reading.ignored += [key for key in data if key not in ("model", *STEP_KEYS)]
-        fsdp = reading.table(data, "fsdp")
-        is_sharded = bool(fsdp) and world > 1
-        precision = str(reading.value(data, "precision", "amp_bf16"))
+        reader.ignored += [key for key in config if key not in ("model", *STEP_KEYS)]
+        fsdp = reader.table(config, "fsdp")
+        is_sharded = bool(fsdp) and world_size > 1
+        precision = str(reader.value(config, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
-            raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+            raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
         elif is_sharded:
             run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
-            reduction_format = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
+            reduction_format = "bfloat16" if reader.value(fsdp, "precision", "pure") == "pure" else ""
         else:
             run_settings["precision"] = "autocast"
         if is_sharded:
-            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        return reading.launch(
+            reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+        return reader.launch(
             "olmo",
             "fsdp2" if is_sharded else "torch",
             spec=spec,
-            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
             settings=run_settings,
             own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _model_of(reading: Reading, model: Table) -> ModelSpec:
+def _model_of(reader: Reading, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
-            reading.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
-    width, layers = (size_of(reading, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
-    heads = reading.size(model, "n_heads", 12)
-    activation = str(reading.value(model, "activation_type", "swiglu"))
+            reader.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
+    width, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
+    heads = reader.size(model, "n_heads", 12)
+    activation = str(reader.value(model, "activation_type", "swiglu"))
     if activation not in ("swiglu", "gelu", "relu"):
-        raise reading.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
+        raise reader.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
     hidden = model.get("mlp_hidden_size")
     inner_width = (
-        reading.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reading, "mlp_hidden_size", hidden)
+        reader.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reader, "mlp_hidden_size", hidden)
     )
-    norm_type = str(reading.value(model, "layer_norm_type", "default"))
+    norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
-        raise reading.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
-    has_weight = reading.flag(model, "layer_norm_with_affine", True)
-    has_bias = has_weight and reading.flag(model, "bias_for_layer_norm", reading.flag(model, "include_bias", True))
+        raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
+    has_weight = reader.flag(model, "layer_norm_with_affine", True)
+    has_bias = has_weight and reader.flag(model, "bias_for_layer_norm", reader.flag(model, "include_bias", True))
     norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
     if not has_weight:
         norm["weight"] = False
@@ -111,10 +111,10 @@ def _model_of(reading: Reading, model: Table) -> ModelSpec:
     attention: dict[str, Any] = {"num_attention_heads": heads}
     key_heads = 1 if model.get("multi_query_attention") else model.get("n_kv_heads")
     if key_heads is not None:
-        attention["num_key_value_heads"] = size_of(reading, "model.n_kv_heads", key_heads)
-    positions = reading.size(model, "max_sequence_length", 1024)
+        attention["num_key_value_heads"] = size_of(reader, "model.n_kv_heads", key_heads)
+    positions = reader.size(model, "max_sequence_length", 1024)
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
-    if reading.flag(model, "rope"):
+    if reader.flag(model, "rope"):
         attention["position"] = {"type": "rope"}
     else:
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
@@ -124,35 +124,35 @@ def _model_of(reading: Reading, model: Table) -> ModelSpec:
         "hidden_act": "silu" if is_gated else activation,
         "gated": is_gated,
     }
-    if reading.flag(model, "attention_layer_norm"):
-        with_weight = reading.flag(model, "attention_layer_norm_with_affine", True)
+    if reader.flag(model, "attention_layer_norm"):
+        with_weight = reader.flag(model, "attention_layer_norm_with_affine", True)
         attention["qk_norm"] = {"norm": {**norm, "weight": with_weight}, "scope": "projection"}
-    placement = "output" if reading.flag(model, "norm_after") else "pre"
+    placement = "output" if reader.flag(model, "norm_after") else "pre"
     decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": placement}
-    rows = model.get("embedding_size") or reading.value(model, "vocab_size", 50257)
+    rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
     table = {
-        "vocab_size": size_of(reading, "model.embedding_size", rows),
+        "vocab_size": size_of(reader, "model.embedding_size", rows),
         "hidden_size": width,
-        "tie_word_embeddings": reading.flag(model, "weight_tying", True),
+        "tie_word_embeddings": reader.flag(model, "weight_tying", True),
         "max_position_embeddings": positions,
         "decoder": decoder,
     }
-    return validate(ModelSpec, table, reading.where)
+    return validate(ModelSpec, table, reader.where)
 
 
-def _step_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _step_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
-    name = str(reading.value(reading.table(data, "optimizer"), "name", "lionw"))
+    name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
     if name != "adamw":
-        reading.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
-    checkpointing = data.get("activation_checkpointing")
+        reader.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
+    checkpointing = config.get("activation_checkpointing")
     if checkpointing is not None:
         if str(checkpointing) not in RECOMPUTE:
-            raise reading.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
+            raise reader.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
         step_settings["recompute"] = RECOMPUTE[str(checkpointing)]
-    if data.get("fused_loss"):
+    if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"
-    if data.get("compile"):
+    if config.get("compile"):
         step_settings["compile"] = True
     return step_settings

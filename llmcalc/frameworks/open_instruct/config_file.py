@@ -47,61 +47,61 @@ SIGNS = (
 """Arguments that open-instruct has and TRL has not."""
 
 
-def is_open_instruct(data: Table) -> bool:
+def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
-    return "model_name_or_path" in data and any(name in data for name in SIGNS) and "finetuning_type" not in data
+    return "model_name_or_path" in config and any(name in config for name in SIGNS) and "finetuning_type" not in config
 
 
-def read_open_instruct(data: Table, source: Source) -> Launch:
+def read_open_instruct(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
+    with reading_of(source_file) as reader:
         ignored = TRAINER_IGNORED | IGNORED
-        reading.ignored += [name for name in data if name in ignored]
-        unknown_keys(reading, data, (*keys_read(), *READ, *ignored), "", "no argument that is known")
-        if data.get("sequence_parallel_size") not in (None, 1):
-            reading.unknown["sequence_parallel_size"] = "it is modelled as 1"
+        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
+        unknown_keys(reader, config, (*keys_read(), *READ, *ignored), "", "no argument that is known")
+        if config.get("sequence_parallel_size") not in (None, 1):
+            reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(data, "per_device_train_batch_size", 8),
-            "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
+            "batch": reader.size(config, "per_device_train_batch_size", 8),
+            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
             "dtype": "bf16",
             "master_weights": "none",
-            "attn_implementation": "flash" if reading.flag(data, "use_flash_attn", True) else "eager",
+            "attn_implementation": "flash" if reader.flag(config, "use_flash_attn", True) else "eager",
         }
-        if data.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reading, "max_seq_length", data["max_seq_length"])
-        run_settings |= _optimizer_settings(reading, data)
-        if reading.flag(data, "gradient_checkpointing"):
+        if config.get("max_seq_length") is not None:
+            run_settings["seq"] = size_of(reader, "max_seq_length", config["max_seq_length"])
+        run_settings |= _optimizer_settings(reader, config)
+        if reader.flag(config, "gradient_checkpointing"):
             run_settings["recompute"] = "full"
-        if reading.flag(data, "use_liger_kernel"):
+        if reader.flag(config, "use_liger_kernel"):
             run_settings |= {"norm": "fused", "cross_entropy": "chunked"}
-        if reading.flag(data, "use_lora") or reading.flag(data, "use_qlora"):
-            run_settings |= _adapter_settings(reading, data)
-        loss = data.get("loss_type", data.get("dpo_loss_type"))
+        if reader.flag(config, "use_lora") or reader.flag(config, "use_qlora"):
+            run_settings |= _adapter_settings(reader, config)
+        loss = config.get("loss_type", config.get("dpo_loss_type"))
         if loss is not None:
-            run_settings |= pair_settings(reading, str(loss), run_settings, caches_reference=True)
-            reading.notes.append("the reference model's log-probabilities are computed before the training, and cached")
-        reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
-        arguments = {name: value for name, value in data.items() if name in keys_read()}
-        return trained(reading, "open-instruct", {**arguments, "bf16": True}, run_settings, source.world_size)
+            run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
+            reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
+        reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
+        arguments = {argument_name: value for argument_name, value in config.items() if argument_name in keys_read()}
+        return trained(reader, "open-instruct", {**arguments, "bf16": True}, run_settings, source_file.world_size)
 
 
-def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    if reading.flag(data, "use_8bit_optimizer") or reading.flag(data, "use_qlora"):
-        bits = 8 if reading.flag(data, "use_8bit_optimizer") else 32
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    if reader.flag(config, "use_8bit_optimizer") or reader.flag(config, "use_qlora"):
+        bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
         return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
     return {
         "optimizer": "adamw",
-        "optimizer_impl": "fused" if reading.flag(data, "fused_optimizer", True) else "foreach",
+        "optimizer_impl": "fused" if reader.flag(config, "fused_optimizer", True) else "foreach",
     }
 
 
-def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     targets = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
     adapter_settings = lora_settings(
-        reading,
-        rank=("lora_rank", reading.value(data, "lora_rank", 64)),
+        reader,
+        rank=("lora_rank", reader.value(config, "lora_rank", 64)),
         targets=("lora_target_modules", targets),
-        dropout=reading.value(data, "lora_dropout", 0.1),
+        dropout=reader.value(config, "lora_dropout", 0.1),
     )
-    return adapter_settings | ({"base": "nf4-dq"} if reading.flag(data, "use_qlora") else {})
+    return adapter_settings | ({"base": "nf4-dq"} if reader.flag(config, "use_qlora") else {})

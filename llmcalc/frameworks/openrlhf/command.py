@@ -80,41 +80,47 @@ LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_r
 """Module that trains → its loss on preferences; empty for none. Versions before 0.9 have `train_kto`."""
 
 
-def _module_name(command: CommandLine) -> str:
-    return command.program.removesuffix(".py").rpartition(".")[2]
+def _module_name(command_line: CommandLine) -> str:
+    return command_line.program.removesuffix(".py").rpartition(".")[2]
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a module of OpenRLHF, or one of its scripts with its arguments."""
-    return command.program.startswith("openrlhf.cli.")
+    return command_line.program.startswith("openrlhf.cli.")
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        verb = _module_name(command)
+    with reading_of(source_file) as reader:
+        verb = _module_name(command_line)
         if verb == "train_kd":
-            raise reading.wrong(
+            raise reader.wrong(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
         if verb not in LOSSES:
-            raise reading.wrong(f"line {command.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
-        arguments = {_current_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
-        read_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        data = plain_arguments(arguments, reading, read_names)
+            raise reader.wrong(f"line {command_line.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
+        arguments = {
+            _current_name(flag): value for flag, value in arguments_of(command_line.words, source_file.where).items()
+        }
+        read_names = frozenset(
+            argument_name
+            for argument_name in arguments
+            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
+        )
+        data = plain_arguments(arguments, reader, read_names)
         data = {_current_name(name): value for name, value in data.items()}
-        target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
-        _refuse_unmodelled(reading, data)
-        world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
-        config, settings = _deepspeed_config(reading, data, world), _other_settings(reading, data)
+        target = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        _refuse_unmodelled(reader, data)
+        world_size = _actor_devices(reader, data) if verb == "train_ppo_ray" else source_file.world_size
+        config, settings = _deepspeed_config(reader, data, world_size), _other_settings(reader, data)
         if LOSSES[verb]:
-            settings |= _pair_settings(reading, data, LOSSES[verb], config, settings)
-        run = run_of_program(reading, config, world, settings)
-        rollout = _rollout_of(reading, data, run.layout.dp) if verb == "train_ppo_ray" else None
-        reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target, rollout)
+            settings |= _pair_settings(reader, data, LOSSES[verb], config, settings)
+        launch_settings = run_of_program(reader, config, world_size, settings)
+        rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
+        reader.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
+        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
@@ -125,67 +131,67 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 
 
 def _current_name(flag: str) -> str:
-    """Returns an argument's name since version 0.10."""
+    """Returns the name that an argument has since version 0.10."""
     name = flag.lstrip("-")
     name = OLDER.get(name, name)
     return SFT.get(name, name)
 
 
-def _refuse_unmodelled(reading: Reading, data: Table) -> None:
+def _refuse_unmodelled(reader: Reading, config: Table) -> None:
     for name, (value, reason) in REFUSED.items():
-        if data.get(name, value) != value:
-            reading.unknown[f"--{name}"] = reason
-    if data.get("ds.lora.rank") not in (None, 0) and data.get("ds.zero_stage", 2) == 3:
-        reading.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
+        if config.get(name, value) != value:
+            reader.unknown[f"--{name}"] = reason
+    if config.get("ds.lora.rank") not in (None, 0) and config.get("ds.zero_stage", 2) == 3:
+        reader.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
 
 
-def _actor_devices(reading: Reading, data: Table) -> int:
+def _actor_devices(reader: Reading, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
-    nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
-    world = per_node * nodes
-    world_option = reading.source.world_size if reading.source.devices_typed else None
-    if world_option not in (None, world):
-        raise reading.wrong(
-            "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world} devices in the file"
+    per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
+    nodes = size_of(reader, "--actor.num_nodes", reader.value(config, "actor.num_nodes", 1))
+    world_size = per_node * nodes
+    world_option = reader.source.world_size if reader.source.devices_typed else None
+    if world_option not in (None, world_size):
+        raise reader.wrong(
+            "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world_size} devices in the file"
         )
-    return world
+    return world_size
 
 
 def _pair_settings(
-    reading: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+    reader: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch of a config for pairs, and returns the settings of their loss; KTO has single answers."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
     if loss == "kto":
-        batch_settings = kto_settings(reading, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
+        batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
     else:
-        batch_settings = pair_settings(reading, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
-    if reading.flag(data, "ref.offload"):
-        reading.frozen = None
-        reading.notes.append("--ref.offload: the reference model is on the host")
+        batch_settings = pair_settings(reader, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
+    if reader.flag(data, "ref.offload"):
+        reader.frozen = None
+        reader.notes.append("--ref.offload: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
     return batch_settings
 
 
-def _deepspeed_config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
+def _deepspeed_config(reader: Reading, data: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
-    dtype = reading.value(data, "ds.param_dtype", "bf16")
+    dtype = reader.value(data, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
-        raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
-    micro_batch = reading.size(data, "train.micro_batch_size", 1)
-    global_batch = reading.size(data, "train.batch_size", 128)
-    ranks = max(1, (world or 1) // reading.size(data, "ds.ring_attn_size", 1))
+        raise reader.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
+    micro_batch = reader.size(data, "train.micro_batch_size", 1)
+    global_batch = reader.size(data, "train.batch_size", 128)
+    ranks = max(1, (world_size or 1) // reader.size(data, "ds.ring_attn_size", 1))
     if data.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero: dict[str, Any] = {
-        "stage": size_of(reading, "--ds.zero_stage", reading.value(data, "ds.zero_stage", 2), least=0),
-        "offload_optimizer": {"device": "cpu" if reading.flag(data, "ds.adam_offload") else "none"},
+        "stage": size_of(reader, "--ds.zero_stage", reader.value(data, "ds.zero_stage", 2), least=0),
+        "offload_optimizer": {"device": "cpu" if reader.flag(data, "ds.adam_offload") else "none"},
         "reduce_bucket_size": "auto",
         "stage3_prefetch_bucket_size": "auto",
         "stage3_param_persistence_threshold": "auto",
     }
-    if reading.flag(data, "ds.overlap_comm"):
+    if reader.flag(data, "ds.overlap_comm"):
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -199,42 +205,42 @@ def _deepspeed_config(reading: Reading, data: Table, world: int | None) -> dict[
     return config
 
 
-def _other_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the run's settings that are not in the DeepSpeed config: length, attention, recomputation, adapters."""
-    settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reading, data)}
-    attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
+def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
+    settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
+    attention = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
-    if reading.flag(data, "actor.gradient_checkpointing_enable"):
-        is_reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
+    if reader.flag(config, "actor.gradient_checkpointing_enable"):
+        is_reentrant = reader.flag(config, "actor.gradient_checkpointing_reentrant")
         settings["recompute"] = "full-reentrant" if is_reentrant else "full"
-    if reading.flag(data, "ds.use_liger_kernel"):
+    if reader.flag(config, "ds.use_liger_kernel"):
         settings |= {"norm": "fused"}
-    rank = data.get("ds.lora.rank")
+    rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reading, "--ds.lora.rank", rank)
-        targets = data.get("ds.lora.target_modules", "all-linear")
+        settings["lora_rank"] = size_of(reader, "--ds.lora.rank", rank)
+        targets = config.get("ds.lora.target_modules", "all-linear")
         settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
-    if reading.flag(data, "ds.load_in_4bit"):
+    if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings
 
 
-def _sequence_length(reading: Reading, data: Table) -> int:
-    """Returns the tokens per sequence in a micro-batch of the longest sequences, divided by ring attention."""
-    ring = reading.size(data, "ds.ring_attn_size", 1)
-    if reading.flag(data, "train.dynamic_batch_enable"):
-        length = reading.size(data, "train.max_tokens_per_gpu", 16192)
-        reading.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
+def _sequence_length(reader: Reading, config: Table) -> int:
+    """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
+    ring = reader.size(config, "ds.ring_attn_size", 1)
+    if reader.flag(config, "train.dynamic_batch_enable"):
+        length = reader.size(config, "train.max_tokens_per_gpu", 16192)
+        reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
         return length
-    if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
-        return size_of(reading, "--generate_max_len", data["data.generate_max_len"]) + reading.size(
-            data, "data.prompt_max_len", 1024
+    if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
+        return size_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.size(
+            config, "data.prompt_max_len", 1024
         )
-    length = reading.size(data, "data.max_len", 2048)
+    length = reader.size(config, "data.max_len", 2048)
     if ring > 1:
         if length % ring:
-            raise reading.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {length}")
-        reading.notes.append(
+            raise reader.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {length}")
+        reader.notes.append(
             f"--ds.ring_attn_size {ring}: each rank has 1/{ring} of a sequence; what it sends is not counted"
         )
     return length // ring
@@ -244,58 +250,58 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """Where the files of OpenRLHF say what is on a device in each phase."""
 
 
-def _rollout_of(reading: Reading, data: Table, ranks: int) -> Rollout | None:
-    """Returns the further models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
-    colocates_all = reading.flag(data, "train.colocate_all")
-    with_reference = colocates_all or reading.flag(data, "train.colocate_actor_ref")
+def _rollout_of(reader: Reading, config: Table, ranks: int) -> Rollout | None:
+    """Returns the other models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
+    colocates_all = reader.flag(config, "train.colocate_all")
+    with_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
     if not with_reference:
-        reading.notes.append("the training of the actor is counted, on devices of its own")
+        reader.notes.append("the training of the actor is counted, on devices of its own")
         return None
-    has_engine = colocates_all and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
-    sleeps = has_engine and reading.flag(data, "vllm.enable_sleep")
-    length = _sequence_length(reading, data)
+    has_engine = colocates_all and not reader.flag(config, "train.async_enable") and config.get("vllm.num_engines") != 0
+    sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
+    length = _sequence_length(reader, config)
     return Rollout(
         source=SOURCE,
         engine="vllm" if has_engine else "",
-        flags=_engine_flags(reading, data) if has_engine else {},
+        flags=_engine_flags(reader, config) if has_engine else {},
         sleeps=sleeps,
         is_own_process=True,
-        offloaded=frozenset(("optimizer", "gradients") if reading.flag(data, "ds.enable_sleep") else ()),
-        reference=_reference_model(reading, data, ranks),
-        critic=_critic_place(reading, data) if colocates_all else "none",
-        sequences=reading.size(data, "rollout.micro_batch_size", 1),
+        offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
+        reference=_reference_model(reader, config, ranks),
+        critic=_critic_place(reader, config) if colocates_all else "none",
+        sequences=reader.size(config, "rollout.micro_batch_size", 1),
         tokens=length,
         logit_tokens=length,
         logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
 
 
-def _engine_flags(reading: Reading, data: Table) -> dict[str, Any]:
+def _engine_flags(reader: Reading, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
-        "tensor_parallel_size": reading.size(data, "vllm.tensor_parallel_size", 1),
-        "gpu_memory_utilization": share_of(reading, "vllm.gpu_memory_utilization", data, 0.95),
-        "max_model_len": _longest_sequence(reading, data),
+        "tensor_parallel_size": reader.size(config, "vllm.tensor_parallel_size", 1),
+        "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
+        "max_model_len": _longest_sequence(reader, config),
     }
-    return flags | ({"enforce_eager": True} if reading.flag(data, "vllm.enforce_eager") else {})
+    return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})
 
 
-def _longest_sequence(reading: Reading, data: Table) -> int:
+def _longest_sequence(reader: Reading, config: Table) -> int:
     """Returns the tokens of the longest sequence."""
-    if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
-        return _sequence_length(reading, data)
-    return reading.size(data, "data.max_len", 2048)
+    if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
+        return _sequence_length(reader, config)
+    return reader.size(config, "data.max_len", 2048)
 
 
-def _reference_model(reading: Reading, data: Table, ranks: int) -> Model:
-    """Returns the reference model; none where the KL term has no weight."""
-    if data.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
+def _reference_model(reader: Reading, config: Table, ranks: int) -> Model:
+    """Returns the reference model; none if the KL term has no weight."""
+    if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
-    reference_place: Place = "host" if reading.flag(data, "ref.offload") else "device"
-    return Model(reference_place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
+    reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"
+    return Model(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
-def _critic_place(reading: Reading, data: Table) -> Place:
-    if str(reading.value(data, "algo.advantage.estimator", "gae")) != "gae":
+def _critic_place(reader: Reading, config: Table) -> Place:
+    if str(reader.value(config, "algo.advantage.estimator", "gae")) != "gae":
         return "none"
-    reading.notes.append("the critic is counted as large as the actor")
-    return "host" if reading.flag(data, "ds.enable_sleep") else "device"
+    reader.notes.append("the critic is counted as large as the actor")
+    return "host" if reader.flag(config, "ds.enable_sleep") else "device"

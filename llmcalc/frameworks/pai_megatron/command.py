@@ -37,52 +37,54 @@ WORDS = {
 """Tokenizer of the patch → the words of the models' vocabularies."""
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command has the patch's tokenizer argument."""
-    return any(word.partition("=")[0] == "--patch-tokenizer-type" for word in command.words)
+    return any(command_word.partition("=")[0] == "--patch-tokenizer-type" for command_word in command_line.words)
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        if not command.program.startswith(("pretrain_", "finetune_", "train_")):
-            raise reading.wrong(f"line {command.line}: {command.program}", "is no training; expected pretrain_*.py")
-        arguments = arguments_of(command.words, source.where)
+    with reading_of(source_file) as reader:
+        if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
+            raise reader.wrong(
+                f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
+            )
+        arguments = arguments_of(command_line.words, source_file.where)
         table: dict[str, Any] = {}
         for flag, value in arguments.items():
             if flag[2:] in IGNORED:
-                reading.ignored.append(flag)
+                reader.ignored.append(flag)
             elif flag == "--moe-shared-expert-overlap":
-                reading.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
+                reader.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
                 table[flag] = value
-        _set_vocabulary(reading, arguments, table)
+        _set_vocabulary(reader, arguments, table)
         if "--disable-vision-class-token" in arguments:
-            reading.notes.append("the vision tower, which is beside the language model, is not counted")
-        launch = read_megatron(table, source)
+            reader.notes.append("the vision tower, which is beside the language model, is not counted")
+        launched_run = read_megatron(table, source_file)
         return replace(
-            launch,
+            launched_run,
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            ignored=(*reading.ignored, *launch.ignored),
-            notes=(*reading.notes, *launch.notes),
+            ignored=(*reader.ignored, *launched_run.ignored),
+            notes=(*reader.notes, *launched_run.notes),
         )
 
 
-def _set_vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
     """Adds the size of the patch's vocabulary to Megatron-LM's arguments."""
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return
     name = str(arguments.get("--patch-tokenizer-type", ""))
     if name not in WORDS:
-        raise reading.wrong(
+        raise reader.wrong(
             "--patch-tokenizer-type",
             f"the vocabulary of {name[:60]} is in its files alone; expected --padded-vocab-size too",
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
-        raise reading.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra = size_of(reading, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
+        raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
+    extra = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
     table["--padded-vocab-size"] = str(WORDS[name] + extra)

@@ -86,7 +86,7 @@ def accelerator_of(label: str) -> str:
 
 
 def _accelerator_name(name: str, memory: str) -> str:
-    """Returns an accelerator's name, with the memory size of the label, such as `80gb`; empty if it is unknown."""
+    """Returns an accelerator's name, with the label's memory size, such as `80gb`; empty if it is unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""
     try:
@@ -103,7 +103,7 @@ SIMILAR_GB = 3
 
 
 def accelerator_count(value: Any, field: str) -> int | None:
-    """Returns the number of accelerators in a field; None for a word, such as `all` or a template's variable.
+    """Returns the number of accelerators in a field; None for text, such as `all` or a template variable.
 
     field: the file and the field, in messages. Raises `InputError` for a number that is no count.
     """

@@ -1,4 +1,4 @@
-"""Reads the arguments of a server's command as flags of its engine, with the config file that they name."""
+"""Reads the arguments of a server's command as flags of its engine, and the config file that they name."""
 
 from __future__ import annotations
 
@@ -40,29 +40,33 @@ class Arguments:
 
 def read_arguments(
     program: ServerProgram,
-    record: Engine,
-    words: Sequence[str],
-    at: str,
+    engine_record: Engine,
+    command_words: Sequence[str],
+    location: str,
     read_named: ReadNamed,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
-    """Returns the parsed arguments of a server's command. record: the engine.
+    """Returns the parsed arguments of a server's command. engine_record: the engine.
 
-    at: the file and the place in messages.
+    location: the file and the place in messages.
     read_named: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of(program, record)
+    flags = flags_of(program, engine_record)
     flags_by_name = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
-    left_out = [word for flag, word in pairwise(words) if is_unset_variable(word) and not _takes_value(flag)]
-    words = [word for word in words if word not in {*left_out}]
+    left_out = [
+        command_word
+        for flag, command_word in pairwise(command_words)
+        if is_unset_variable(command_word) and not _takes_value(flag)
+    ]
+    command_words = [command_word for command_word in command_words if command_word not in {*left_out}]
     arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
     try:
-        other_words, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
+        other_words, values = split_arguments(engine_record.title, flags[::-1], command_words, {}, {}, unknown)
         config = values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
@@ -70,7 +74,9 @@ def read_arguments(
             config_words = list(
                 words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
             )
-            other_words, values = split_arguments(record.title, flags[::-1], [*config_words, *words], {}, {}, unknown)
+            other_words, values = split_arguments(
+                engine_record.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown
+            )
             values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None)
         arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
         if program.takes_model and other_words:
@@ -89,9 +95,9 @@ def read_arguments(
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:
-        if any(TEMPLATE.match(word) for word in words):
-            raise InputError(f"{at}: a template with {{{{ … }}}}; expected the file that it makes") from None
-        raise InputError(f"{at}: {error}") from None
+        if any(TEMPLATE.match(command_word) for command_word in command_words):
+            raise InputError(f"{location}: a template with {{{{ … }}}}; expected the file that it makes") from None
+        raise InputError(f"{location}: {error}") from None
     return arguments
 
 
@@ -112,20 +118,20 @@ MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
-def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
+def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: its own flags, then those of the engine."""
     return (
         Flag((*program.model_flags, f"--{MODEL}")),
         Flag((f"--{CONFIG}", *program.config_flags)),
         *(Flag((name,), is_idle=True) for name in program.idle),
         *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
-        *record.known_flags(),
+        *engine_record.known_flags(),
     )
 
 
-def engine_of_flags(words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags in the words, one of which changes memory; empty for none."""
-    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+def engine_of_flags(command_words: Sequence[str]) -> str:
+    """Returns the first engine that has all flags of a command, some of which change memory; empty for none."""
+    names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
         return ""
     for program in PROGRAMS:
@@ -139,7 +145,7 @@ def engine_of_flags(words: Sequence[str]) -> str:
 
 
 def _takes_value(word: str) -> bool:
-    """Whether an argument may have the next word as its value."""
+    """Whether the next word of the command may be an argument's value."""
     return word.startswith("-") and "=" not in word
 
 
@@ -152,7 +158,7 @@ def _require_known(flag: Flag, value: Any) -> None:
 
 
 def _with_yaml_marks(text: str) -> str:
-    """Returns a text in which unresolved names have marks that YAML allows, which are no control characters."""
+    """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
     return text.replace("\0", MARK)
 
 
@@ -164,27 +170,29 @@ MOST_KEYS = 1_000
 """Largest number of keys of a table of a configuration."""
 
 
-def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the command-line words equivalent to a config file's keys. known: spelling → flag.
+def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the words of a command line that is equivalent to a config file's keys. known_flags: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
-    if not isinstance(data, Mapping):
+    if not isinstance(config, Mapping):
         raise InputError("the configuration is no table; expected flags by their names")
-    if len(data) > MOST_KEYS:
-        raise InputError(f"the configuration has {len(data):,} keys; expected at most {MOST_KEYS:,}")
-    for key, value in data.items():
+    if len(config) > MOST_KEYS:
+        raise InputError(f"the configuration has {len(config):,} keys; expected at most {MOST_KEYS:,}")
+    for key, value in config.items():
         path = (*keys, str(key).replace(MARK, "\0"))
-        flag = flag_named(known, f"--{'.'.join(path)}") or flag_named(known, f"--{path[-1]}")
-        outer = known.get(f"--{path[0].replace('_', '-')}")
+        flag = flag_named(known_flags, f"--{'.'.join(path)}") or flag_named(known_flags, f"--{path[-1]}")
+        outer = known_flags.get(f"--{path[0].replace('_', '-')}")
         if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
-            yield from words_of_tables(value, known, path)
+            yield from words_of_tables(value, known_flags, path)
             continue
         if isinstance(value, Mapping):
             for inner_key, item in value.items():
                 yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
             continue
-        name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        name = (
+            f"--{'.'.join(path)}" if flag is None or flag_named(known_flags, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        )
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield name if value else f"--no-{name[2:]}"
         elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):

@@ -1,4 +1,4 @@
-"""Splits `docker run` and similar commands into the image, the environment and the command of a container."""
+"""Splits `docker run` and similar commands into image, environment and command of a container."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 """Short options of `docker run` without a value, such as `-it`."""
 
 
-def container_of(words: Sequence[str], place_in_file: str) -> Container | None:
+def container_of(command_words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
-    names = [word.rpartition("/")[2] for word in words[:4]]
+    names = [command_word.rpartition("/")[2] for command_word in command_words[:4]]
     docker_index = next((i for i, name in enumerate(names) if name in DOCKERS), None)
     if docker_index is None:
         return None
-    queue = deque(words[docker_index + 1 :])
+    queue = deque(command_words[docker_index + 1 :])
     while queue and queue[0] in ("container", "compose"):
         queue.popleft()
     if not queue or queue.popleft() not in ("run", "exec", "create"):

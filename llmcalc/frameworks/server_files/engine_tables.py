@@ -28,7 +28,7 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 
 
 def table_of_engine(table: Mapping[str, Any]) -> Container | None:
-    """Returns the server that a table describes, without its place in the file; None for other tables."""
+    """Returns the server that a table describes, without its location in the file; None for other tables."""
     if isinstance(table.get("engine_kwargs"), Mapping) and isinstance(table.get("model_loading_config"), Mapping):
         return _ray_server(table)
     runtime = table.get("model")
@@ -40,7 +40,7 @@ def table_of_engine(table: Mapping[str, Any]) -> Container | None:
 
 
 def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the servers of a table that describes several, with their places in the file; none for other tables."""
+    """Yields the servers of a table with several servers, and their locations in the file; none for other tables."""
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(table, model)
@@ -81,7 +81,7 @@ def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Itera
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the command-line words equivalent to an engine's Python arguments."""
+    """Yields the words of a command line that is equivalent to an engine's Python arguments."""
     import json
 
     for name, value in arguments.items():
@@ -152,7 +152,7 @@ def _flags_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _engine_generation(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the environment variable that selects vLLM's engine `v0`; empty without it."""
+    """Returns the environment variable that selects vLLM's engine `v0`; empty if none is set."""
     return {"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {}
 
 

@@ -24,31 +24,38 @@ PORT = "8080"
 """A free port, which changes no memory."""
 
 
-def is_llama_swap(data: Any) -> bool:
+def is_llama_swap(config: Any) -> bool:
     """Whether tables are a config of llama-swap: models by name, with commands."""
-    models = data.get("models") if isinstance(data, Mapping) else None
+    models = config.get("models") if isinstance(config, Mapping) else None
     return isinstance(models, Mapping) and any(
         isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in models.values()
     )
 
 
-def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
-    """Yields the server command of each model. where: the file in messages. variables: environment variables."""
-    shared_macros = _read_macros(data)
-    for name, model in data["models"].items():
+def servers_of_llama_swap(
+    config: Mapping[str, Any], name_in_errors: str, variables: Mapping[str, str]
+) -> Iterator[Container]:
+    """Yields the server command of each model.
+
+    name_in_errors: the file in messages. variables: environment variables.
+    """
+    shared_macros = _read_macros(config)
+    for name, model in config["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
         place_in_file = f"models.{one_line(str(name))[:60]}"
         environment = {f"env.{variable}": value for variable, value in variables.items()}
         macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(name)}
-        text = _expand_macros(model["cmd"], macros, f"{where}: {place_in_file}")
+        text = _expand_macros(model["cmd"], macros, f"{name_in_errors}: {place_in_file}")
         lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
         try:
-            words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
+            command_words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
         except ValueError:
-            raise InputError(f"{where}: {place_in_file}: a quote does not end; expected one that does") from None
+            raise InputError(
+                f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
+            ) from None
         env = [item for item in model.get("env") or () if isinstance(item, str) and "=" in item]
-        yield Container(place_in_file, words=words, env=dict(item.split("=", 1) for item in env))
+        yield Container(place_in_file, words=command_words, env=dict(item.split("=", 1) for item in env))
 
 
 def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
@@ -61,13 +68,13 @@ def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expand_macros(text: str, macros: Mapping[str, str], at: str) -> str:
-    """Returns a command with expanded macros, which may be nested. at: the place in messages."""
+def _expand_macros(text: str, macros: Mapping[str, str], location: str) -> str:
+    """Returns a command with its macros expanded, also nested ones. location: the location in error messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:
             return text
         if len(text) + sum(len(macros.get(name, name)) for name in names) > LONGEST_VALUE:
-            raise InputError(f"{at}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
+            raise InputError(f"{location}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
         text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
-    raise InputError(f"{at}: macros name each other; expected at most {DEEPEST} inside each other")
+    raise InputError(f"{location}: macros name each other; expected at most {DEEPEST} inside each other")

@@ -62,19 +62,22 @@ DEEPEST = 30
 """Largest depth of tables."""
 
 
-def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers in parsed tables. finder: the file's finder. variables: variables that the file may use."""
-    if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
-        yield from _compose_servers(data, finder, variables)
+def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers in parsed tables.
+
+    server_finder: the file's finder. variables: variables that the file may use.
+    """
+    if isinstance(config, Mapping) and isinstance(config.get("services"), Mapping) and "apiVersion" not in config:
+        yield from _compose_servers(config, server_finder, variables)
         return
-    if is_llama_swap(data):
-        for container in servers_of_llama_swap(data, finder.where, variables):
-            yield from finder.in_words(container)
+    if is_llama_swap(config):
+        for container in servers_of_llama_swap(config, server_finder.where, variables):
+            yield from server_finder.in_words(container)
         return
-    documents = data if isinstance(data, list) else [data]
+    documents = config if isinstance(config, list) else [config]
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
-            yield from _skypilot_servers(document, finder, variables)
+            yield from _skypilot_servers(document, server_finder, variables)
     items = [
         item
         for document in documents
@@ -90,35 +93,37 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         kind = str(item.get("kind", ""))
         table_servers = list(tables_of_engines(item))
         for container in table_servers:
-            yield from finder.in_words(container)
+            yield from server_finder.in_words(container)
         if table_servers:
             continue
         runtime = runtimes.get(str(_table_at(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
-            yield from _inference_service_with_runtime(item, runtime, finder)
+            yield from _inference_service_with_runtime(item, runtime, server_finder)
         elif kind == "ConfigMap":
-            yield from _config_map_servers(item, finder)
+            yield from _config_map_servers(item, server_finder)
         elif kind == "LLMInferenceService":
-            yield from _llm_inference_service(item, finder)
+            yield from _llm_inference_service(item, server_finder)
         elif kind not in RUNTIMES or str(_table_at(item, "metadata").get("name")) not in used_runtimes:
-            yield from _container_servers(item, (), kind, finder)
+            yield from _container_servers(item, (), kind, server_finder)
 
 
-def _table_at(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _table_at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
-        inner_table = data.get(key)
-        data = inner_table if isinstance(inner_table, Mapping) else {}
-    return data
+        inner_table = config.get(key)
+        config = inner_table if isinstance(inner_table, Mapping) else {}
+    return config
 
 
 # ---- compose files
 
 
-def _compose_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def _compose_servers(
+    config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
+) -> Iterator[Started]:
     """Yields the servers of a Docker Compose file."""
-    expand = expander(finder.where, variables)
-    for name, service in data["services"].items():
+    expand = expander(server_finder.where, variables)
+    for name, service in config["services"].items():
         if not isinstance(service, Mapping):
             continue
         place_in_file = f"services.{one_line(str(name))[:60]}"
@@ -126,13 +131,15 @@ def _compose_servers(data: Mapping[str, Any], finder: ServerFinder, variables: M
         devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
-            words=tuple(word for key in ("entrypoint", "command") for word in _command_words(text[key], finder.where)),
+            words=tuple(
+                word for key in ("entrypoint", "command") for word in _command_words(text[key], server_finder.where)
+            ),
             image=str(text["image"] or ""),
             env=_environment_variables(text["environment"]),
-            gpus=_reserved_accelerators(devices, f"{finder.where}: {place_in_file}"),
+            gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
         )
-        words = tuple(word.replace(DOLLAR, "$") for word in container.words)
-        yield from finder.in_words(replace(container, words=words))
+        words = tuple(command_word.replace(DOLLAR, "$") for command_word in container.words)
+        yield from server_finder.in_words(replace(container, words=words))
 
 
 DOLLAR = "\ue024"
@@ -148,12 +155,16 @@ def _expand_variables(value: Any, expand: Callable[[str], str]) -> Any:
     return [_expand_variables(item, expand) for item in value] if isinstance(value, list) else value
 
 
-def _reserved_accelerators(devices: Any, where: str) -> int | None:
-    """Returns the number of accelerators that a compose service reserves; None if it states none."""
+def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
+    """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
             ids = device.get("device_ids")
-            count = len(ids) if isinstance(ids, list) else accelerator_count(device.get("count"), f"{where}: count")
+            count = (
+                len(ids)
+                if isinstance(ids, list)
+                else accelerator_count(device.get("count"), f"{name_in_errors}: count")
+            )
             if count is not None:
                 return count
     return None
@@ -162,24 +173,26 @@ def _reserved_accelerators(devices: Any, where: str) -> int | None:
 # ---- SkyPilot
 
 
-def _skypilot_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def _skypilot_servers(
+    config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
+) -> Iterator[Started]:
     """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
-    gpus = _task_accelerators(_table_at(data, "resources").get("accelerators"))
+    gpus = _task_accelerators(_table_at(config, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
-    env = {**_environment_variables(data.get("envs")), **_environment_variables(data.get("secrets")), **variables}
+    env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
     if len(counts) == 1:
         number = counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
-    setup_script = data.get("setup")
+    setup_script = config.get("setup")
     versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=number)
-    for started in finder.in_script(data["run"], env, (), container):
+    for started in server_finder.in_script(config["run"], env, (), container):
         yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
 
 
 def _task_accelerators(value: Any) -> list[tuple[str, int]]:
-    """Returns a SkyPilot task's alternative accelerators as (name, number), such as `H100:8`."""
+    """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
     texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
@@ -192,15 +205,17 @@ def _task_accelerators(value: Any) -> list[tuple[str, int]]:
 # ---- Kubernetes and its operators
 
 
-def _config_map_servers(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[Started]:
     """Yields the servers of the scripts in a ConfigMap."""
     for name, text in _table_at(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
-            yield from finder.in_script(text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script"))
+            yield from server_finder.in_script(
+                text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script")
+            )
 
 
 def _inference_service_with_runtime(
-    item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder
+    item: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
     model = _table_at(item, "spec", "predictor", "model")
@@ -208,20 +223,20 @@ def _inference_service_with_runtime(
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             args = [
-                *_command_words(container.get("args"), finder.where),
-                *_command_words(model.get("args"), finder.where),
+                *_command_words(container.get("args"), server_finder.where),
+                *_command_words(model.get("args"), server_finder.where),
             ]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
             joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
             yield from _servers_of_container(
-                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", finder
+                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", server_finder
             )
             return
 
 
-def _llm_inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[Started]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_container_servers(item, (), "LLMInferenceService", finder))
+    servers = list(_container_servers(item, (), "LLMInferenceService", server_finder))
     yield from servers
     if servers:
         return
@@ -240,29 +255,34 @@ def _llm_inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Ite
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
                 gpu=_node_accelerator(tables),
-                gpus=_accelerator_limit(tables, f"{finder.where}: {place_in_file}"),
+                gpus=_accelerator_limit(tables, f"{server_finder.where}: {place_in_file}"),
                 sizes=_parallel_sizes(tables),
             )
-            yield from finder.in_words(container)
+            yield from server_finder.in_words(container)
 
 
 def _container_servers(
-    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
+    table: Mapping[str, Any],
+    outer_tables: tuple[Mapping[str, Any], ...],
+    place_in_file: str,
+    server_finder: ServerFinder,
 ) -> Iterator[Started]:
-    """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
+    """Yields the servers of a table and its inner tables. outer_tables: enclosing tables, the outermost first."""
     if len(outer_tables) > DEEPEST:
-        raise InputError(f"{finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables")
+        raise InputError(
+            f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables"
+        )
     named_server = table_of_engine(table)
     if named_server is not None:
         gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
-        yield from finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
+        yield from server_finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
         any(key in table for key in WORDS)
         or (isinstance(table.get("image"), str) and outer_tables)
         or (_implied_engine((table,)) and _hub_model((table,)))
     ):
-        servers = list(_servers_of_container(table, outer_tables, place_in_file, finder))
+        servers = list(_servers_of_container(table, outer_tables, place_in_file, server_finder))
         if servers:
             yield from servers
             return
@@ -270,17 +290,20 @@ def _container_servers(
         if key in SKIPPED:
             continue
         if key in TEXTS and isinstance(value, str):
-            value = parse_yaml(value, f"{finder.where}: {key}")
+            value = parse_yaml(value, f"{server_finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
         for i, inner_table in enumerate(tables):
             if isinstance(inner_table, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _container_servers(inner_table, (*outer_tables, table), name, finder)
+                yield from _container_servers(inner_table, (*outer_tables, table), name, server_finder)
 
 
 def _servers_of_container(
-    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
+    table: Mapping[str, Any],
+    outer_tables: tuple[Mapping[str, Any], ...],
+    place_in_file: str,
+    server_finder: ServerFinder,
 ) -> Iterator[Started]:
     """Yields the servers that a container's table starts."""
     tables = (*outer_tables, table)
@@ -288,11 +311,11 @@ def _servers_of_container(
     words = [
         word
         for key in ("command", "modelCommand", "start_command", "args")
-        for word in _command_words(table.get(key), finder.where)
+        for word in _command_words(table.get(key), server_finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added_words = (*_split_words(extra, finder.where), *(_adapter_flags(tables) if words else ()))
-    words = [_expand_container_variables(word, env) for word in (*words, *added_words)]
+    added_words = (*_split_words(extra, server_finder.where), *(_adapter_flags(tables) if words else ()))
+    words = [_expand_container_variables(command_word, env) for command_word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
         place=_short_place(place_in_file),
@@ -300,16 +323,16 @@ def _servers_of_container(
         image=image if isinstance(image, str) else _container_image(tables),
         env=env,
         gpu=_node_accelerator(tables),
-        gpus=_accelerator_limit(tables, f"{finder.where}: {_short_place(place_in_file)}"),
+        gpus=_accelerator_limit(tables, f"{server_finder.where}: {_short_place(place_in_file)}"),
         model=_hub_model(tables),
         engine=_implied_engine(tables) or engine_of_flags(words),
         sizes=_parallel_sizes(tables),
     )
-    yield from finder.in_words(container)
+    yield from server_finder.in_words(container)
 
 
 def _short_place(place: str) -> str:
-    """Returns a place in a manifest, without the keys that all manifests have."""
+    """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
     short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
     return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
 
@@ -336,20 +359,22 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _command_words(value: Any, where: str) -> list[str]:
+def _command_words(value: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(value, list):
         return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
     if isinstance(value, str):
-        return list(COMMANDS[value]) if value in COMMANDS else _split_words(value, where)
+        return list(COMMANDS[value]) if value in COMMANDS else _split_words(value, name_in_errors)
     return []
 
 
-def _split_words(text: str, where: str) -> list[str]:
+def _split_words(text: str, name_in_errors: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
-        raise InputError(f"{where}: '{one_line(text)[:60]}': a quote does not end; expected one that does") from None
+        raise InputError(
+            f"{name_in_errors}: '{one_line(text)[:60]}': a quote does not end; expected one that does"
+        ) from None
 
 
 def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
@@ -362,7 +387,7 @@ def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
 
 
 def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the image that an enclosing table of the container names, as text or as `repository` and `tag`."""
+    """Returns the container's image as an outer table states it: as text, or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
         if isinstance(image, str):
@@ -374,7 +399,7 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the accelerator of the node on which a container runs; empty if no table states it."""
+    """Returns the accelerator of the node on which a container runs; empty if no table names it."""
     for table in reversed(tables):
         selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
@@ -385,25 +410,25 @@ def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
                 return str(table[label])
         if isinstance(table.get(PROFILE), str):
             return str(table[PROFILE]).partition(":")[0]
-        terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_affinity_expressions(terms), *_affinity_expressions(table)):
+        memory_terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in (*_affinity_expressions(memory_terms), *_affinity_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
     return ""
 
 
-def _affinity_expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _affinity_expressions(memory_terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
-    node_terms = terms.get("nodeSelectorTerms")
+    node_terms = memory_terms.get("nodeSelectorTerms")
     for term in node_terms if isinstance(node_terms, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
                 yield expression
 
 
-def _accelerator_limit(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
-    """Returns the number of accelerators that a container may use; None if no table states it."""
+def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
+    """Returns the largest number of accelerators of a container; None if no table limits it."""
     for table in reversed(tables):
         profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
         if profile is not None:
@@ -411,14 +436,14 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], where: str) -> int |
         for kind in ("limits", "requests"):
             resources = _table_at(table, "resources", kind)
             for name in GPUS:
-                count = accelerator_count(resources.get(name), f"{where}: {name}")
+                count = accelerator_count(resources.get(name), f"{name_in_errors}: {name}")
                 if count is not None:
                     return count
     return None
 
 
 def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the hub name of the model whose address a table states; empty without one."""
+    """Returns the Hugging Face name of the model whose address is in a table; empty without one."""
     for table in reversed(tables):
         for owner in (
             table,
@@ -445,7 +470,7 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the engine that a model format or a framework name in the tables implies; empty without one."""
+    """Returns the engine that a model format or a framework name implies; empty if there is none."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
         for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
@@ -455,7 +480,7 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns sizes of the parallel layout that tables state outside the command."""
+    """Returns the parallel sizes that a manifest states in keys of its own, not in the server's command."""
     sizes: dict[str, Any] = {}
     for table in tables:
         for key, value in _table_at(table, "parallelism").items():

@@ -1,4 +1,4 @@
-"""Reads Ollama's Modelfile, whose instructions FROM and PARAMETER matter for memory.
+"""Reads Ollama's Modelfile, of which the instructions FROM and PARAMETER determine memory.
 
 The form is that of ollama's docs/modelfile.mdx and parser/parser.go: names of instructions in any case, texts in quotes
 or in three of them over several lines, comments that begin with #.
@@ -30,7 +30,7 @@ _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 
 
 def is_modelfile(text: str, name: str) -> bool:
-    """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or of a script."""
+    """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or script."""
     if not re.search(r"^[ \t]*FROM[ \t]+\S", text, re.IGNORECASE | re.MULTILINE):
         return False
     lines = [
@@ -45,13 +45,13 @@ def is_modelfile(text: str, name: str) -> bool:
 
 
 def _without_quoted_texts(text: str) -> str:
-    """Returns a Modelfile without its quoted texts, which may have several lines."""
+    """Removes the quoted texts of a Modelfile, which may have several lines."""
     text = re.sub(r'"""[\s\S]*?"""', '""', text)
     return re.sub(r'"[^"]*"', '""', text)
 
 
-def server_in_modelfile(text: str, where: str, container: Container) -> Started:
-    """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without its value."""
+def server_in_modelfile(text: str, name_in_errors: str, container: Container) -> Started:
+    """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without a value."""
     program = program_named("ollama")
     assert program is not None
     model, arguments = "", []
@@ -63,10 +63,12 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
         if instruction == "from":
             model = instruction_value
         elif instruction == "adapter":
-            raise InputError(f"{where}: line {number}: ADAPTER: adapters are not modelled; remove the line")
+            raise InputError(f"{name_in_errors}: line {number}: ADAPTER: adapters are not modelled; remove the line")
         elif instruction == "parameter":
             name, _, value = instruction_value.partition(" ")
             if not value.strip():
-                raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
+                raise InputError(
+                    f"{name_in_errors}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing"
+                )
             arguments.append(f"--{name.lower()}={value.strip()}")
     return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))

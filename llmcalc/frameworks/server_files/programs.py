@@ -1,4 +1,4 @@
-"""The programs that start servers, with their commands, container images, and flags for model and config file."""
+"""The programs that start servers: their commands, container images, and flags for model and config file."""
 
 from __future__ import annotations
 
@@ -165,29 +165,37 @@ def program_named(engine: str) -> ServerProgram | None:
     return next((program for program in PROGRAMS if program.engine == engine), None)
 
 
-def start_of(words: Sequence[str], image: str = "") -> Start | None:
+def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
     """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
-    for i in range(min(len(words), LONGEST_PREFIX)):
-        start = _start_at_word(words, i, image)
+    for i in range(min(len(command_words), LONGEST_PREFIX)):
+        start = _start_at_word(command_words, i, image)
         if start is not None:
             return start
-    handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
+    handed_on = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if handed_on:
         program = program_named(handed_on[0][1])
-        models = (word.partition("=")[2] for word in words if re.match(r"--[a-z]+\.model\.repo_id=", word))
+        models = (
+            command_word.partition("=")[2]
+            for command_word in command_words
+            if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
+        )
         if program is not None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
-    if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at_word([*program.entry.split(), *words], 0, image)
+    if (
+        program is not None
+        and program.entry
+        and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
+    ):
+        return _start_at_word([*program.entry.split(), *command_words], 0, image)
     return None
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word may name a model: on the hub, in a folder of models, or in a variable of the script."""
+    """Whether a word may name a model: on Hugging Face, in a folder of models, or in a variable of the script."""
     if is_unresolved(word):
         return True
     return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
@@ -209,12 +217,12 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | None:
-    """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
-    word = words[i]
-    next_word = words[i + 1] if i + 1 < len(words) else ""
+def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Start | None:
+    """Returns the start of the server whose program is word number `i` of a command; None for another word."""
+    word = command_words[i]
+    next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if word in ("-m", "--module") and i:
-        return _start_of_module(next_word, tuple(words[i + 2 :]))
+        return _start_of_module(next_word, tuple(command_words[i + 2 :]))
     if word.endswith(".py"):
         name = word.removesuffix(".py").replace("/", ".")
         module = next(
@@ -226,7 +234,7 @@ def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | Non
             ),
             "",
         )
-        return _start_of_module(module, tuple(words[i + 1 :])) if module else None
+        return _start_of_module(module, tuple(command_words[i + 1 :])) if module else None
     name = word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
         for command in sorted(program.commands, key=len, reverse=True):
@@ -237,8 +245,8 @@ def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | Non
                 is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
             if is_command:
                 return Start(
-                    _fork_of(program, f"{image} {word}".lower(), words[arguments_start:]),
-                    tuple(words[arguments_start:]),
+                    _fork_of(program, f"{image} {word}".lower(), command_words[arguments_start:]),
+                    tuple(command_words[arguments_start:]),
                 )
     return None
 
@@ -254,7 +262,10 @@ def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
 
 
 def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program if its place or a flag belongs to one. image_and_path: of the command."""
+    """Returns the fork of a program if its path or a flag shows it.
+
+    image_and_path: container image and program path.
+    """
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
             any(image_part in image_and_path for image_part in fork.images)
@@ -266,6 +277,6 @@ def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[st
 
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
-    """Returns the spellings of flags that only the fork of an engine has."""
+    """Returns the spellings of the flags that only an engine's fork has."""
     engine_flags = by_name(engine(engine_name).known_flags())
     return frozenset(by_name(engine(fork).known_flags())) - frozenset(engine_flags)

@@ -38,19 +38,19 @@ FLAG_OF_GPUS = "gpu"
 """The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
 
 
-def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers that a Python file starts. finder: the file's finder. variables: environment variables.
+def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers that a Python file starts. server_finder: the file's finder. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
-    module = parse_python(text, finder.where)
-    nodes = list(ast.walk(module))
+    syntax_tree = parse_python(text, server_finder.where)
+    nodes = list(ast.walk(syntax_tree))
     if len(nodes) > MOST_NODES:
-        raise InputError(f"{finder.where}: {len(nodes):,} parts of Python; expected at most {MOST_NODES:,}")
-    reader = _Reader(module, variables)
+        raise InputError(f"{server_finder.where}: {len(nodes):,} parts of Python; expected at most {MOST_NODES:,}")
+    reader = _Reader(syntax_tree, variables)
     number = 0
     versions = versions_in(text)
-    for started in reader.servers(finder):
+    for started in reader.servers(server_finder):
         number += 1
         yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
     if number:
@@ -62,7 +62,8 @@ def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, s
         name = dotted(node.func)
         if name in INSIDE and str(imported.get(name, "")).split(".")[0] == INSIDE[name]:
             raise InputError(
-                f"{finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults are not "
+                f"{server_finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults "
+                "are not "
                 "those of a server; expected the flags beside --engine vllm"
             )
 
@@ -70,13 +71,13 @@ def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, s
 class _Reader:
     """Evaluates values in a Python module's syntax tree. variables: environment variables."""
 
-    def __init__(self, module: ast.Module, variables: Mapping[str, str]) -> None:
-        self.module, self.variables = module, variables
+    def __init__(self, syntax_tree: ast.Module, variables: Mapping[str, str]) -> None:
+        self.module, self.variables = syntax_tree, variables
         self.names: dict[str, Any] = {}
 
-    def servers(self, finder: ServerFinder) -> Iterator[Started]:
+    def servers(self, server_finder: ServerFinder) -> Iterator[Started]:
         """Yields the servers that the module's statements and functions start."""
-        yield from self._servers_in_statements(self.module.body, Container(""), finder)
+        yield from self._servers_in_statements(self.module.body, Container(""), server_finder)
         outer = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
@@ -86,7 +87,7 @@ class _Reader:
                     container = self._container_of(
                         [*function.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
-                    yield from self._servers_in_statements(function.body, container, finder)
+                    yield from self._servers_in_statements(function.body, container, server_finder)
 
     def _container_of(self, decorators: list[ast.expr]) -> Container:
         """Returns a container with the accelerators that Modal's decorators state."""
@@ -98,7 +99,7 @@ class _Reader:
         return Container("")
 
     def _servers_in_statements(
-        self, body: list[ast.stmt], container: Container, finder: ServerFinder, depth: int = 0
+        self, body: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
     ) -> Iterator[Started]:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
@@ -121,31 +122,31 @@ class _Reader:
                 table = self._configuration_arguments(call)
                 named_server = None if table is None else table_of_engine(table)
                 if named_server is not None:
-                    yield from finder.in_words(replace(named_server, place=f"line {call.lineno}"))
+                    yield from server_finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
                 for argument in call.args[:1]:
                     value = self.value(argument)
                     if _is_command(value) and not isinstance(argument, ast.Name):
-                        yield from self._servers_of_command(value, container, call.lineno, finder)
+                        yield from self._servers_of_command(value, container, call.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
-                yield from self._servers_in_statements(inner_body, container, finder, depth + 1)
+                yield from self._servers_in_statements(inner_body, container, server_finder, depth + 1)
         for variable, line in commands.items():
             if _is_command(self.names[variable]):
-                yield from self._servers_of_command(self.names[variable], container, line, finder)
+                yield from self._servers_of_command(self.names[variable], container, line, server_finder)
 
     def _servers_of_command(
-        self, value: Any, container: Container, line: int, finder: ServerFinder
+        self, value: Any, container: Container, line: int, server_finder: ServerFinder
     ) -> Iterator[Started]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
         located_container = replace(container, place=f"line {line}")
         if isinstance(value, str):
-            yield from finder.in_script(value, self.variables, (), replace(located_container, image="script"))
+            yield from server_finder.in_script(value, self.variables, (), replace(located_container, image="script"))
         else:
             words = [_word_of_value(item) for item in value[:MOST_WORDS]]
-            yield from finder.in_words(replace(located_container, words=words))
+            yield from server_finder.in_words(replace(located_container, words=words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
-        """Returns the arguments of a call that configures a server; None for other calls."""
+        """Returns the arguments of a call that configures a server; None for any other call."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
@@ -202,12 +203,12 @@ class _Reader:
 
 
 def _word_of_value(value: Any) -> str:
-    """Returns a value as a word of a command, with a mark if it is known only when the file runs."""
+    """Returns a value as a word of a command, marked if it is known only when the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
 def _with_marks(value: Any) -> Any:
-    """Returns a value in which parts that are known only when the file runs are marked words."""
+    """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(value, dict):
         return {key: _with_marks(item) for key, item in value.items()}
     if isinstance(value, list):

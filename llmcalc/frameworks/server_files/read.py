@@ -1,4 +1,4 @@
-"""Reads server launch files of any kind, which it recognizes by their contents."""
+"""Reads server launch files of any kind; their contents tell the kind."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def servers_of(
     Raises `InputError`, which names file, place, flag and fix.
     """
     typed_path = typed_launch(str(path))
-    where = typed_path.path
-    file = Path(where)
+    name_in_errors = typed_path.path
+    file = Path(name_in_errors)
     return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
 
 
@@ -86,21 +86,21 @@ def servers_of_text(
     typed_path: the file's name, with variables and arguments of a script. folder: folder of files that it names; None
         (default) to read no such file. Other parameters as of `servers_of`.
     """
-    where = typed_path.path
+    name_in_errors = typed_path.path
     servers: list[LaunchedServer] = []
     for started in _find_servers(text, typed_path, folder):
         if typed_engine and started.start.program.engine != typed_engine:
             continue
-        server = _read_server(started, where, allow_unknown, folder, typed_flags)
+        server = _read_server(started, name_in_errors, allow_unknown, folder, typed_flags)
         if not _is_worker(started.start) and server not in servers:
             servers.append(server)
         if len(servers) > MOST_SERVERS:
-            raise InputError(f"{where}: starts too many servers; expected at most {MOST_SERVERS}")
+            raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
     return _without_copies(servers)
 
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """Returns the servers that differ from earlier servers in more than place and environment."""
+    """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
@@ -112,7 +112,7 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
 
 
 def _is_worker(start: Start) -> bool:
-    """Whether a command joins a server that another machine starts, so that it is no further server."""
+    """Whether a command joins a server on another machine, and is therefore no server of its own."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
 
@@ -122,48 +122,50 @@ def _is_worker(start: Start) -> bool:
 
 def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
     """Yields the servers that a launch file's text starts."""
-    where, shell = typed_path.path, Container("")
-    finder = ServerFinder(where)
-    name = where.rpartition("/")[2].lower()
+    name_in_errors, shell = typed_path.path, Container("")
+    server_finder = ServerFinder(name_in_errors)
+    name = name_in_errors.rpartition("/")[2].lower()
     if is_modelfile(text, name):
-        yield server_in_modelfile(text, where, shell)
+        yield server_in_modelfile(text, name_in_errors, shell)
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
         if name.endswith(".py"):
             if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATIONS):
-                yield from servers_in_python(text, finder, typed_path.variables)
+                yield from servers_in_python(text, server_finder, typed_path.variables)
             return
         if not starts_server(text) or name.endswith(".toml"):
             return
-        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
+        yield from server_finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
         return
     variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for document in _yaml_documents(text, where):
+    for document in _yaml_documents(text, name_in_errors):
         try:
             documents.append(
-                parse_braces(document, where) if document.lstrip().startswith("{") else parse_yaml(document, where)
+                parse_braces(document, name_in_errors)
+                if document.lstrip().startswith("{")
+                else parse_yaml(document, name_in_errors)
             )
         except (InputError, MissingExtra):
             if not SIGNS.search(text) and not starts_server(text):
                 return
             if "{{" in text:
                 raise InputError(
-                    f"{where}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
+                    f"{name_in_errors}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
             raise
-    servers = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, finder, variables))
+    servers = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, server_finder, variables))
     yield from servers
     if not servers and len(documents) == 1:
         yield from _bare_configuration(documents[0])
 
 
-def _yaml_documents(text: str, where: str) -> list[str]:
+def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
     documents = [document for document in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if document.strip()]
     if len(documents) > MOST_DOCUMENTS:
-        raise InputError(f"{where}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
+        raise InputError(f"{name_in_errors}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
     return documents
 
 
@@ -177,16 +179,21 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
     return {name: value.strip().strip("'\"") for name, _, value in pairs}
 
 
-def _bare_configuration(data: Any) -> Iterator[Started]:
-    """Yields the server of a config file without a command, all of whose keys are flags of one engine."""
-    if isinstance(data, Mapping):
+def _bare_configuration(config: Any) -> Iterator[Started]:
+    """Yields the server of a config file that has no command, and whose keys are all flags of one engine."""
+    if isinstance(config, Mapping):
         name = engine_of_flags(
-            [f"--{key}.{inner_key}" for key, table in data.items() if isinstance(table, Mapping) for inner_key in table]
-            + [f"--{key}" for key, value in data.items() if not isinstance(value, Mapping)]
+            [
+                f"--{key}.{inner_key}"
+                for key, table in config.items()
+                if isinstance(table, Mapping)
+                for inner_key in table
+            ]
+            + [f"--{key}" for key, value in config.items() if not isinstance(value, Mapping)]
         )
         program = program_named(name)
         if program is not None and program.config_flags:
-            words = tuple(words_of_tables(data, by_name(reversed(flags_of(program, engine(name))))))
+            words = tuple(words_of_tables(config, by_name(reversed(flags_of(program, engine(name))))))
             yield Started(Start(program, words), Container(""))
 
 
@@ -194,11 +201,11 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
 
 
 def _read_server(
-    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed_flags: Mapping[str, Any]
+    started: Started, name_in_errors: str, allow_unknown: bool, folder: Path | None, typed_flags: Mapping[str, Any]
 ) -> LaunchedServer:
     """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
     start, container = started.start, started.container
-    at = f"{where}: {container.place}" if container.place else where
+    at = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
     name = start.program.engine
     if name not in FOLDERS:
         raise InputError(
@@ -207,24 +214,24 @@ def _read_server(
     if name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image = one_line(container.image)[:80]
         raise InputError(f"{at}: {image} serves from CPUs, which is not modelled; expected an image for accelerators")
-    record = engine(name)
+    engine_record = engine(name)
     arguments = read_arguments(
         start.program,
-        record,
+        engine_record,
         (*_flags_of_variables(start.program, container.env), *start.arguments),
         at,
-        _named_reader(where, folder, started.files),
+        _named_reader(name_in_errors, folder, started.files),
         allow_unknown,
         tuple(typed_flags),
     )
-    fields = {flag.names[0]: flag.field for flag in record.known_flags() if not flag.names[0].startswith("-")}
+    fields = {flag.names[0]: flag.field for flag in engine_record.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
-    sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(record)}
+    sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(engine_record)}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
     return LaunchedServer(
-        where=where,
+        where=name_in_errors,
         place=container.place,
         engine=name,
         version=started.version,
@@ -289,8 +296,8 @@ def _all_fields(record: Any) -> set[str]:
     return {flag.field for flag in record.known_flags()}
 
 
-def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
-    """Returns a function that reads a file named in a command: written by its script, or beside the launch file."""
+def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
+    """Returns a function that reads a file named in a command, written by its script or beside the launch file."""
 
     def read(name: str) -> str:
         base_name = name.rpartition("/")[2]
@@ -302,7 +309,9 @@ def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> 
         paths = () if folder is None else (folder / name, folder / base_name)
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
-            raise InputError(f"{one_line(name)[:200]}: no such file beside {where}; expected the configuration there")
+            raise InputError(
+                f"{one_line(name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
+            )
         return read_text(path, LARGEST)
 
     return read

@@ -42,7 +42,7 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: number read so far."""
+    """Finds servers in the scripts and commands of a file. where: the file's name in messages. scripts: number read."""
 
     where: str
     scripts: int = 0
@@ -59,12 +59,12 @@ class ServerFinder:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
         script = read_script(text, self.where, variables, arguments)
         versions = versions_in(text)
-        for command in script.commands:
-            words = [word for word in command.words if word not in ("&", "&&", "|", ";")]
+        for command_line in script.commands:
+            words = [command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")]
             if not words or words[0] in WITHOUT_PROGRAMS:
                 continue
-            line = outer.place if outer.image else f"line {command.line}"
-            env = {**outer.env, **script.env(), **_known_variables(command.env)}
+            line = outer.place if outer.image else f"line {command_line.line}"
+            env = {**outer.env, **script.env(), **_known_variables(command_line.env)}
             container = replace(outer, place=line, words=words, env=env)
             for started in self.in_words(container, script.files, depth):
                 yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
@@ -74,31 +74,31 @@ class ServerFinder:
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
     ) -> Iterator[Started]:
         """Yields the servers that a container's command starts. files: file name → text that the script writes."""
-        words = list(container.words)
+        command_words = list(container.words)
         program = program_named(container.engine)
-        if not words and program is not None and container.model:
+        if not command_words and program is not None and container.model:
             yield Started(Start(program, ()), container, files or {}, version_of_image(container.image))
-        if depth > DEEPEST or not words:
+        if depth > DEEPEST or not command_words:
             return
-        inner_container = container_of(words, container.place)
+        inner_container = container_of(command_words, container.place)
         if inner_container is not None:
             env = {**container.env, **inner_container.env}
             gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
             yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
             return
-        text, arguments = _quoted_script(words)
+        text, arguments = _quoted_script(command_words)
         if text:
             yield from self.in_script(text, container.env, arguments, container, depth + 1)
             return
-        start = start_of(words, container.image)
-        if start is None and program is not None and words[0].startswith("-"):
-            start = Start(program, tuple(words))
+        start = start_of(command_words, container.image)
+        if start is None and program is not None and command_words[0].startswith("-"):
+            start = Start(program, tuple(command_words))
         if start is not None:
             yield Started(start, container, files or {}, version_of_image(container.image))
             return
-        for word in words:
-            if any(character.isspace() for character in word) and starts_server(word):
-                yield from self.in_script(word, container.env, (), container, depth + 1)
+        for command_word in command_words:
+            if any(character.isspace() for character in command_word) and starts_server(command_word):
+                yield from self.in_script(command_word, container.env, (), container, depth + 1)
 
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -106,28 +106,30 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _modelfile_servers(script: Script, where: str, outer: Container) -> Iterator[Started]:
+def _modelfile_servers(script: Script, name_in_errors: str, outer: Container) -> Iterator[Started]:
     """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):
-            yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
+            yield server_in_modelfile(
+                text, f"{name_in_errors}: {name}", replace(outer, env={**outer.env, **script.env()})
+            )
 
 
-def _quoted_script(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
-    for i, word in enumerate(words[:-1]):
-        if word.rpartition("/")[2] in SHELLS:
+    for i, command_word in enumerate(command_words[:-1]):
+        if command_word.rpartition("/")[2] in SHELLS:
             option = next(
                 (
                     script_index
-                    for script_index in range(i + 1, min(i + 5, len(words) - 1))
-                    if not words[script_index].startswith("-")
+                    for script_index in range(i + 1, min(i + 5, len(command_words) - 1))
+                    if not command_words[script_index].startswith("-")
                 ),
                 None,
             )
-            flags = words[i + 1 : option]
+            flags = command_words[i + 1 : option]
             if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
-                return words[option], words[option + 2 :]
+                return command_words[option], command_words[option + 2 :]
             return "", ()
         if i > 6:
             break
@@ -135,7 +137,7 @@ def _quoted_script(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def versions_in(text: str) -> Mapping[str, str]:
-    """Returns engine → the version that a text installs or names in an image's tag, if it is a single version."""
+    """Returns engine → the single version that a text installs or names in an image's tag."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:

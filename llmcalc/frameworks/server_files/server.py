@@ -90,11 +90,11 @@ class LaunchedServer:
 
     @property
     def at(self) -> str:
-        """The file and the server's place in it, for messages."""
+        """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
     def data(self, program: str, version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the launch file's values as a part of a JSON document.
+        """Returns the launch file's values as part of a JSON document.
 
         program: the engine's title. version: the version whose defaults are filled in. defaults: flag → its default.
         """

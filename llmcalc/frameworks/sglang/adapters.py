@@ -31,7 +31,10 @@ SEPARATORS = str.maketrans(",[]'\"", "     ")
 
 
 def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the matrices that get adapter slots. Raises `InputError` for names that are not modelled."""
+    """Returns the names of the matrices that have adapter slots.
+
+    Raises `InputError` for names that are not modelled.
+    """
     names = flags.get("lora_target_modules")
     if names is None:
         raise InputError(
@@ -39,7 +42,7 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
     words = str(names).translate(SEPARATORS).split()
-    unknown = [word for word in words if word not in TARGETS and word != "all"]
+    unknown = [command_word for command_word in words if command_word not in TARGETS and command_word != "all"]
     if unknown or not words:
         raise InputError(
             f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
@@ -50,7 +53,7 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
-    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which the slots take.
     Raises `InputError` for a missing rank and for layers whose adapters are not modelled.

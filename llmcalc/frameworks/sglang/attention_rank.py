@@ -1,4 +1,4 @@
-"""A rank with data-parallel attention (`--enable-dp-attention`): fewer ranks divide attention than networks.
+"""A rank with data-parallel attention (`--enable-dp-attention`), whose attention is divided over fewer ranks.
 
 Of `tp` ranks, `tp / dp` divide attention, its cache, and the embedding; all of them divide dense networks, experts, and
 the head (srt/layers/dp_attention.py; `use_attn_tp_group` in srt/models). Each replica of attention has a cache.
@@ -18,7 +18,7 @@ NETWORKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
 
 @dataclass(frozen=True, eq=False)
 class AttentionRank(EngineRank):
-    """A rank with two layouts. layout: of attention. network_layout: of feed-forward networks and by default the head.
+    """A rank with two layouts. layout: for attention. network_layout: for feed-forward networks and the head.
 
     network_rank: the rank's number in it.
     divides_head: whether all ranks divide the head; with `--enable-dp-lm-head` only those of its attention.
@@ -30,7 +30,7 @@ class AttentionRank(EngineRank):
 
     @cached_property
     def weights(self) -> int:
-        """The bytes of the rank's weights. Raises `ImpossibleLayout` for MXFP4, whose blocks are divided otherwise."""
+        """The bytes of the rank's weights. Raises `ImpossibleLayout` for MXFP4 experts."""
         if self.scheme == "mxfp4":
             raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
         layout, number = self.network_layout, self.network_rank

@@ -1,4 +1,4 @@
-"""The device memory of SGLang: the KV cache gets a fraction of the memory free before loading, less the weights.
+"""The device memory of SGLang: the KV cache gets a fraction of the memory free before loading, minus the weights.
 
 `presets/engines/sglang.toml` has the rules of each version with their source files.
 """
@@ -109,12 +109,12 @@ class Server(EngineServer):
 
     @property
     def dp(self) -> int:
-        """The number of data-parallel replicas of the model, or of attention within its tensor-parallel ranks."""
+        """The number of data-parallel replicas: of the whole model, or of attention alone."""
         return int(self.flags.get("dp_size", 1))
 
     @property
     def divides_attention(self) -> bool:
-        """Whether only attention is replicated (data-parallel attention); SGLang ignores the flag with one replica."""
+        """Whether attention alone is data-parallel; SGLang ignores the flag if there is one replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
@@ -145,7 +145,7 @@ class Server(EngineServer):
 
     @property
     def tower_factor(self) -> float:
-        """The factor of the default memory fraction where image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
+        """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.loads_towers and not isinstance(self._vision_config, Mapping):
             return 1.0
         layers, width = self._tower_sizes
@@ -154,7 +154,7 @@ class Server(EngineServer):
 
     @property
     def _vision_config(self) -> Any:
-        """The config of the image encoder, counted or not; None for a model without one."""
+        """The config of the image encoder, also of one that is not counted; None without an encoder."""
         return (self.preset.config or {}).get("vision_config")
 
     @property
@@ -180,7 +180,7 @@ class Server(EngineServer):
         return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     def piecewise_bytes(self, chunk: int) -> int:
-        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a chunk."""
+        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a prefill chunk."""
         is_disabled = (
             self.flags.get("disable_piecewise_cuda_graph")
             or self.pp > 1
@@ -209,7 +209,7 @@ class Server(EngineServer):
 
     @property
     def fraction(self) -> float:
-        """The fraction of the memory for weights and KV cache, by the flag or the default of version and device."""
+        """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
@@ -245,18 +245,18 @@ class Server(EngineServer):
     def rank(self, stage: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage == 0, self.layout
-        number = layout.rank(pp=stage)
+        rank_number = layout.rank(pp=stage)
         if not self.divides_attention:
-            return EngineRank(self.preset, layout, number, self.quantize, self.dtype, loads_towers)
+            return EngineRank(self.preset, layout, rank_number, self.quantize, self.dtype, loads_towers)
         attention = replace(layout, tp=self.tp // self.dp)
         return AttentionRank(
             self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers,
-            network_layout=layout, network_rank=number, divides_head=not self.flags.get("enable_dp_lm_head"),
+            network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
@@ -272,7 +272,7 @@ class Server(EngineServer):
 
     @property
     def outside_torch(self) -> int:
-        """The bytes in use before the weights are loaded."""
+        """The bytes in use outside torch's allocator before the weights are loaded."""
         return self.measured_or_computed("non_torch", self.context.mib * MIB)
 
     @property
@@ -288,7 +288,7 @@ class Server(EngineServer):
         return rank.weights - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Returns the extra bytes of dense networks in models with experts where each rank has them whole."""
+        """Returns the extra bytes of dense networks that each rank has in full, in models with experts."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
@@ -296,7 +296,7 @@ class Server(EngineServer):
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The ratios of pool sizes: recurrent states / KV cache, tokens of windowed layers / tokens of full layers."""
+        """Ratios of pool sizes: recurrent states to KV cache, and tokens of window layers to those of full layers."""
         defaults = self.record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
@@ -304,7 +304,10 @@ class Server(EngineServer):
         )
 
     def tokens_in(self, rank: EngineRank, available: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` for models without one."""
+        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache.
+
+        Raises `InputError` for models without a cache.
+        """
         caches = rank.token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
@@ -334,14 +337,14 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     budget = int(server.free_before * fraction)
     page = int(flags.get("page_size", 1))
     stages = []
-    for number in range(server.pp):
-        rank = server.rank(number)
+    for stage_number in range(server.pp):
+        rank = server.rank(stage_number)
         weights = server.measured_or_computed("weights", server.weights(rank))
         cache_bytes = server.measured_or_computed("kv_cache", budget - weights)
         stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
     tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
-    terms = (
+    memory_terms = (
         Term(
             "budget",
             budget,
@@ -358,7 +361,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""
     return EngineMemory(
-        terms=server.with_receipt(terms),
+        terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
         blocks=tokens // page,
         max_concurrency=tokens / length,
@@ -387,7 +390,7 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def _cache_note(tokens: int, length: int, stops: bool) -> str:
-    """Returns a note on a KV cache that holds less than one request; empty if it holds one."""
+    """Returns a note if the KV cache holds less than one request; otherwise an empty text."""
     if stops or tokens >= length:
         return ""
     return (

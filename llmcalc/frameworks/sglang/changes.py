@@ -28,15 +28,15 @@ def candidates(
 
 
 def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, SGLang's memory) of each possible layout, the fewest devices first.
 
-    most: the largest number of devices; tensor parallelism stays within 16.
+    most_devices: the largest number of devices; tensor parallelism stays within 16.
     """
     tensor = flags.get("tp_size")
     for tp in [tensor] if tensor else [1, 2, 4, 8, 16]:
-        if tp > most:
+        if tp > most_devices:
             return
         tp_flags = {} if tp == 1 else {"tp_size": tp}
         try:
@@ -54,6 +54,6 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     ranks = tp * dp
     if ranks % ep:
         return None
-    sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
-    flags = {name: size for name, size in sizes.items() if size > 1}
+    parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
+    flags = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_dp_attention": True} if dp > 1 else {})

@@ -27,7 +27,7 @@ PATH, NUMBER, SHARE, THRESHOLD = (
 
 
 def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
-    """Returns the share of the rank's experts that is in host memory; 0 without KTransformers.
+    """Returns the fraction of the rank's experts in host memory; 0 without KTransformers.
 
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.

@@ -26,27 +26,31 @@ PATTERNS = (
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS, _is_of_another_rank)
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the memory sizes that SGLang printed in a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
-    for line in log.lines_with("ServerArgs("):
+    for line in log_text.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
     refusal = sglang_record().messages["no_cache"]
-    message = next(iter(log.lines_with(refusal)), "")
-    terms = tuple(_memory_terms(facts, arguments))
-    if not terms and not message:
+    message = next(iter(log_text.lines_with(refusal)), "")
+    memory_terms = tuple(_memory_terms(log_values, arguments))
+    if not memory_terms and not message:
         return None
     known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    stated_values = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
+    stated_values = {
+        term_name: log_values.text(term_name).replace(",", "")
+        for term_name in ("context_length",)
+        if term_name in log_values
+    }
     return LogReading(
         program="sglang",
         title="SGLang",
-        terms=terms,
-        version=facts.text("version").removeprefix("v"),
-        free=facts.last_size("free"),
+        terms=memory_terms,
+        version=log_values.text("version").removeprefix("v"),
+        free=log_values.last_size("free"),
         model=str(arguments.get("model_path", "")),
-        flags=stated_values | {name: value for name, value in arguments.items() if name in known_fields},
+        flags=stated_values | {term_name: value for term_name, value in arguments.items() if term_name in known_fields},
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
@@ -55,21 +59,21 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _is_of_another_rank(line: str) -> bool:
-    """Whether a rank other than the first printed a line; all ranks print the same lines."""
+    """Whether a line is from another rank than the first; all ranks print the same lines."""
     match = _RANK.search(line[:120])
     return match is not None and int(match[1]) > 0
 
 
-def _memory_terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
+def _memory_terms(log_values: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
     fraction = str(arguments.get("mem_fraction_static", ""))
-    free_bytes = facts.last_size("free")
+    free_bytes = log_values.last_size("free")
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
         yield LogTerm("budget", int(free_bytes * float(fraction)))
-    yield from facts.largest("weights", "cuda_graphs")
-    cache = sum(sum(facts.sizes(name)) for name in ("keys", "values", "latents"))
+    yield from log_values.largest("weights", "cuda_graphs")
+    cache = sum(sum(log_values.sizes(term_name)) for term_name in ("keys", "values", "latents"))
     if cache:
         yield LogTerm("kv_cache", cache)
-    for name in ("max_total_num_tokens", "tokens"):
-        if name in facts:
-            yield LogTerm("kv_tokens", max(facts.counts(name)), "tokens")
+    for term_name in ("max_total_num_tokens", "tokens"):
+        if term_name in log_values:
+            yield LogTerm("kv_tokens", max(log_values.counts(term_name)), "tokens")
             return

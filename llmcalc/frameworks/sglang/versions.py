@@ -37,7 +37,7 @@ class FractionByTp(Record):
 
 
 class DeviceDefaults(Record):
-    """Defaults of devices with less memory than `below_gib`; the TOML file explains the fields."""
+    """Defaults of devices with less than `below_gib` GiB of memory; the TOML file explains the fields."""
 
     below_gib: float
     reserve_gib: float
@@ -47,7 +47,7 @@ class DeviceDefaults(Record):
 
 
 class Ratios(Record):
-    """Default ratios of pool sizes: states / KV cache, and tokens of windowed layers / tokens of full layers."""
+    """Default ratios of pool sizes: recurrent states to KV cache, tokens of window layers to tokens of full layers."""
 
     states: float
     window: float

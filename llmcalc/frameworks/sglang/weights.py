@@ -1,4 +1,4 @@
-"""The unused bytes in the allocator's segments of weights, since SGLang measures weights by the free memory.
+"""The unused bytes in the allocator's segments of weights, which SGLang counts as weights.
 
 A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
 of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
@@ -19,7 +19,7 @@ FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_u
 
 
 def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
-    """Returns the unused bytes in segments of weights; quantized weights count as without any.
+    """Returns the unused bytes in the allocator's segments of weights; 0 for quantized weights.
 
     element_bytes: bytes of an element of the weights.
     """

@@ -56,7 +56,7 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the devices; the tensor group divides each expert, or divides whole experts into groups.
+        """The layout of the devices; tensor-parallel ranks divide each expert, or the experts form groups.
 
         With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
         its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
@@ -93,7 +93,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "max_seq_len": self.longest_request,
             "max_batch_size": self.max_batch_size,
@@ -113,7 +113,7 @@ class Server(EngineServer):
         return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
 
     def dummy_run(self, rank: EngineRank) -> int:
-        """Returns the peak bytes of torch's activations in the dummy run, in the widest layer of the rank."""
+        """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * width
@@ -123,7 +123,7 @@ class Server(EngineServer):
         return T * 2 * (HIDDEN_VECTORS * h + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:
-        """Returns the KV cache bytes per token on a rank. Layers with a window cache all tokens."""
+        """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
         if rank.state_caches:
             raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
         if not rank.token_caches:
@@ -140,9 +140,9 @@ class Server(EngineServer):
         tokens = min(available // token_bytes, int(self.flags.get("max_tokens", 10**15)))
         return -(-max(0, tokens) // self.tokens_per_block)
 
-    def stage(self, number: int) -> Stage:
+    def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
-        rank = self.rank(number)
+        rank = self.rank(stage_number)
         memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured_or_computed("weights", self.stored_weights(rank))
         activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
@@ -153,7 +153,7 @@ class Server(EngineServer):
         rules_source = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
-        terms = (
+        memory_terms = (
             Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
             Term("profile_run", activations, "estimate", rules_source, tokens_origin),
@@ -173,7 +173,7 @@ class Server(EngineServer):
                 f"{blocks:,} blocks of {self.tokens_per_block}",
             ),
         )
-        return Stage(self.with_receipt(terms), blocks)
+        return Stage(self.with_receipt(memory_terms), blocks)
 
 
 class Stage(NamedTuple):
@@ -210,7 +210,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
 
 def _cache_notes(server: Server, tokens: int, stops: bool) -> list[str]:
-    """Returns notes on windows, and on a KV cache of less than one request, which shortens the longest request."""
+    """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     notes = []
     if not stops and tokens < server.longest_request:
         notes.append(

@@ -36,18 +36,21 @@ def candidates(
 
 
 def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, TensorRT-LLM's memory) of each possible layout, the fewest devices first.
 
-    That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
+    That is tensor parallelism within a server of 8 devices, then stages of 8. most_devices: the largest number of
+    devices.
     """
     tensor, stages = flags.get("tp_size"), flags.get("pp_size")
     devices = 1
-    while devices <= most:
+    while devices <= most_devices:
         tp = tensor or min(devices, 8)
         pp = stages or max(1, devices // tp)
-        flags_of_layout = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
+        flags_of_layout = {
+            name: parallel_size for name, parallel_size in (("tp_size", tp), ("pp_size", pp)) if parallel_size > 1
+        }
         if tp * pp == devices:
             try:
                 yield flags_of_layout, memory(preset, hardware, version, {**flags, **flags_of_layout})
@@ -65,6 +68,6 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     ranks = tp * dp
     if ranks % ep or (dp > 1 and tp > 1):
         return None
-    sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "ep_size": ep}
-    flags = {name: size for name, size in sizes.items() if size > 1}
+    parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "ep_size": ep}
+    flags = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_attention_dp": True} if dp > 1 else {})

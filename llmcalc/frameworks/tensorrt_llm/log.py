@@ -38,50 +38,50 @@ ARGUMENT_FIELDS = {
 """Fields of the printed arguments → names of flags."""
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS)
-    terms = tuple(_memory_terms(facts))
-    if not terms or not ("available" in facts or "weights" in facts or "pool" in facts):
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the memory sizes that TensorRT-LLM printed in a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS)
+    memory_terms = tuple(_memory_terms(log_values))
+    if not memory_terms or not ("available" in log_values or "weights" in log_values or "pool" in log_values):
         return None
     arguments: dict[str, Any] = {}
-    for line in log.lines_with("LLM Args", "engine args"):
+    for line in log_text.lines_with("LLM Args", "engine args"):
         arguments |= argument_pairs(line)
     flags: dict[str, Any] = {
-        ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS
+        ARGUMENT_FIELDS[term_name]: value for term_name, value in arguments.items() if term_name in ARGUMENT_FIELDS
     }
-    for name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
-        if name in facts:
-            flags[name] = facts.text(name).replace(",", "")
-    if "fraction" in facts:
-        flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(facts.text("fraction")), 4))
+    for term_name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
+        if term_name in log_values:
+            flags[term_name] = log_values.text(term_name).replace(",", "")
+    if "fraction" in log_values:
+        flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.text("fraction")), 4))
     return LogReading(
         program="tensorrt-llm",
         title="TensorRT-LLM",
-        terms=terms,
-        version=facts.text("version").removeprefix("v"),
+        terms=memory_terms,
+        version=log_values.text("version").removeprefix("v"),
         model=str(arguments.get("model", arguments.get("model_path", ""))),
-        total=facts.last_size("total"),
+        total=log_values.last_size("total"),
         flags=flags,
         has_arguments=bool(arguments),
         oom_flag="--max_num_tokens",
     )
 
 
-def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
+def _memory_terms(log_values: Facts) -> Iterator[LogTerm]:
     """Yields each printed memory size. Memory outside torch includes the dummy run's cache, which the engine adds back.
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.
     """
-    yield from facts.largest("weights", "profile_run")
-    if "outside" in facts:
-        dummy_cache = facts.last_size("dummy_cache") or 0
-        yield LogTerm("non_torch", max(0, facts.sizes("outside")[-1] - dummy_cache))
-    if "available" in facts:
-        yield LogTerm("kv_cache", min(facts.sizes("available")))
-    elif "pool" in facts:
-        yield LogTerm("kv_cache", facts.sizes("pool")[-1])
-    if "tokens" in facts:
-        pools, planned = facts.counts("tokens"), facts.counts("planned")
+    yield from log_values.largest("weights", "profile_run")
+    if "outside" in log_values:
+        dummy_cache = log_values.last_size("dummy_cache") or 0
+        yield LogTerm("non_torch", max(0, log_values.sizes("outside")[-1] - dummy_cache))
+    if "available" in log_values:
+        yield LogTerm("kv_cache", min(log_values.sizes("available")))
+    elif "pool" in log_values:
+        yield LogTerm("kv_cache", log_values.sizes("pool")[-1])
+    if "tokens" in log_values:
+        pools, planned = log_values.counts("tokens"), log_values.counts("planned")
         has_dummy_alone = planned and len({*pools}) == 1 and pools[-1] < planned[-1]
         yield LogTerm("kv_tokens", planned[-1] if has_dummy_alone else pools[-1], "tokens")

@@ -29,7 +29,7 @@ class Defaults(Record):
 
 
 class NonTorch(MeasuredOverhead):
-    """Measured memory outside torch after the dummy run, without its cache. devices: fewest ranks it holds for."""
+    """Measured GPU memory outside torch after the dummy run, without the KV cache. devices: least number of ranks."""
 
     devices: int
 

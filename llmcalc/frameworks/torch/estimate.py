@@ -1,4 +1,4 @@
-"""Estimates the memory of ranks in torch's own training without an allocator, for plans."""
+"""Estimates the memory of ranks in plain PyTorch training without an allocator, for `llmcalc plan`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_tor
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 
 
-def estimate(memory: Memory) -> PeakEstimate:
+def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
-    training = memory.training()
-    trained_share = memory.states.trained / memory.states.count.total
-    bucket_bytes = DTYPES[training.dtype].bytes * trained_share
-    transient = partial(transient_bytes, measure_optimizer_step(training), bucket_bytes)
-    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), training, transient)
+    training_config = memory_estimate.training()
+    trained_share = memory_estimate.states.trained / memory_estimate.states.count.total
+    bucket_bytes = DTYPES[training_config.dtype].bytes * trained_share
+    transient = partial(transient_bytes, measure_optimizer_step(training_config), bucket_bytes)
+    return estimate_with_torch_kernels(
+        memory_estimate, bytes_per_parameter(memory_estimate), training_config, transient
+    )
 
 
 def transient_bytes(
-    step: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
+    step_bytes: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns a rank's temporary bytes where gradients are all-reduced in buckets (c10d `Reducer`).
+    """Returns a rank's temporary bytes of all-reducing gradients in buckets (c10d `Reducer`).
 
     bucket_bytes: bytes of the buckets per parameter.
     """
     buckets = round(bucket_bytes * sum(stage.total for stage in stage_parameters)) if layout.dp > 1 else 0
-    return TransientBytes(always=buckets, optimizer_step=step.rank_bytes(layout, stage_parameters, sharded=False))
+    return TransientBytes(always=buckets, optimizer_step=step_bytes.rank_bytes(layout, stage_parameters, sharded=False))

@@ -39,7 +39,7 @@ TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, rest=REPLAYED)
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements that support results for a layout. trains: whether the run is training."""
+    """Returns the tests and measurements behind the results for a layout. trains: whether the run is training."""
     if trains:
         return TRAINING
     return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE

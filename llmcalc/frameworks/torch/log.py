@@ -40,28 +40,33 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The setting with which torch's segments grow in place of leaving gaps."""
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None for neither."""
-    trainer = _read_trainer_metrics(log)
-    messages = log.lines_with(OUT_OF_MEMORY)
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
+    trainer = _read_trainer_metrics(log_text)
+    messages = log_text.lines_with(OUT_OF_MEMORY)
     if not messages:
         return trainer
-    facts = Facts(LogText(messages[-1]), PATTERNS)
+    log_values = Facts(LogText(messages[-1]), PATTERNS)
     other_terms = sum(Facts(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
-    sizes = {name: facts.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
-    sizes |= {name: facts.last_size(name) for name in ("private_pools", "reserved")}
+    sizes = {
+        term_name: log_values.last_size(term_name)
+        for term_name in ("requested", "free", "process", "allocated", "unallocated")
+    }
+    sizes |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
     if sizes["process"] is None and other_terms:  # this process is the only one of the list
         sizes["process"], other_terms = other_terms, 0
     if sizes["reserved"] is not None and sizes["allocated"] is not None:
         sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
-    terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
-    terms += [LogTerm("other_processes", other_terms)] if other_terms else []
-    total_bytes = facts.last_size("total")
-    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in terms}, total_bytes or 0)
+    memory_terms = [
+        LogTerm(term_name, size) for term_name, size in sizes.items() if size is not None and term_name != "reserved"
+    ]
+    memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
+    total_bytes = log_values.last_size("total")
+    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,
-        terms=(*(trainer.terms if trainer else ()), *terms),
+        terms=(*(trainer.terms if trainer else ()), *memory_terms),
         kind="oom",
         total=total_bytes,
         message=messages[-1].strip(),
@@ -79,7 +84,7 @@ def _with_process_lines(message: str) -> LogText:
 
 
 def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the part of memory that exhausts the device, and the change for it; empty for the program's own flag."""
+    """Returns the part of memory that exhausts the device, and the change that reduces it."""
     requested = sizes.get("requested", 0)
     if sizes.get("other_processes", 0) > max(requested, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
@@ -88,13 +93,15 @@ def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, st
     return "allocated", ""
 
 
-def _read_trainer_metrics(log: LogText) -> LogReading | None:
+def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
-    facts = Facts(log, TRAINER_PATTERNS)
+    log_values = Facts(log_text, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
-    terms = [LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts]
-    if "trainable" in facts:
-        terms.append(LogTerm("trainable", facts.counts("trainable")[-1], "parameters"))
-    if not terms:
+    memory_terms = [
+        LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+    ]
+    if "trainable" in log_values:
+        memory_terms.append(LogTerm("trainable", log_values.counts("trainable")[-1], "parameters"))
+    if not memory_terms:
         return None
-    return LogReading("trainer", "Trainer", tuple(terms), oom_flag="--per_device_train_batch_size")
+    return LogReading("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")

@@ -10,11 +10,15 @@ BUCKETS = 2**20, 25 * 2**20
 """Bytes of gradients in the first bucket of DistributedDataParallel, and in the others."""
 
 
-def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
+def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the all-reduces of replicated weights' gradients, in buckets that fill from the last parameter on."""
-    sizes = (weight.tensor.size * group.width for weight in reversed(group.weights) for _ in range(weight.count))
-    for size in bucket_sizes(sizes):
-        yield group.ranks.message("all_reduce", size, 1)
+    sizes = (
+        weight.tensor.size * replicated_weights.width
+        for weight in reversed(replicated_weights.weights)
+        for _ in range(weight.count)
+    )
+    for bucket_bytes in bucket_sizes(sizes):
+        yield replicated_weights.ranks.message("all_reduce", bucket_bytes, 1)
 
 
 def bucket_sizes(gradients: Iterable[int]) -> list[int]:
@@ -22,14 +26,14 @@ def bucket_sizes(gradients: Iterable[int]) -> list[int]:
 
     gradients: bytes of each, in the order in which the backward pass completes them.
     """
-    sizes: list[int] = []
-    size = 0
+    bucket_bytes_list: list[int] = []
+    bucket_bytes = 0
     for bytes in gradients:
-        size += bytes
-        if size >= BUCKETS[min(len(sizes), 1)]:
-            sizes.append(size)
-            size = 0
-    return sizes + [size] * (size > 0)
+        bucket_bytes += bytes
+        if bucket_bytes >= BUCKETS[min(len(bucket_bytes_list), 1)]:
+            bucket_bytes_list.append(bucket_bytes)
+            bucket_bytes = 0
+    return bucket_bytes_list + [bucket_bytes] * (bucket_bytes > 0)
 
 
 def gradient_rules() -> GradientRules:

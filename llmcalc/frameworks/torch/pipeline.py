@@ -35,7 +35,7 @@ from .messages import bucket_sizes
 
 @dataclass
 class Flight:
-    """A micro-batch between its forward and its backward pass through a pipeline chunk.
+    """A micro-batch between its forward pass and its backward pass through a pipeline chunk.
 
     entry: the input from another rank. out: the output, or the loss.
     logits: on the last stage, the logits that the schedule still refers to.
@@ -58,11 +58,19 @@ class Chunk(TrainingRun):
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
     def __init__(
-        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self,
+        spec: ModelSpec,
+        training_config: Training,
+        layout: Layout,
+        rank: int,
+        stage: Stage,
+        memory_meter: Meter | Recorder,
     ) -> None:
         self.stage = stage
         self.profile = self.profiles[layout.tp > 1]
-        super().__init__(spec, training, meter=meter, program=rank_program(spec, layout, rank, stage))
+        super().__init__(
+            spec, training_config, memory_meter=memory_meter, program=rank_program(spec, layout, rank, stage)
+        )
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -91,13 +99,13 @@ class Chunk(TrainingRun):
 
     def backward_of(self, flight: Flight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        out, flight.out = flight.out, None  # type: ignore[assignment]
+        output, flight.out = flight.out, None  # type: ignore[assignment]
         if self.stage.last:
-            self._run_backward([], partial(self.backward, out))
+            self._run_backward([], partial(self.backward, output))
         else:
             with counted_as(self.meter, "communication"):
-                output_gradient = self.graph.new(out.shape, out.dtype, out.strides)
-            self._backward_from(out, output_gradient)
+                output_gradient = self.graph.new(output.shape, output.dtype, output.strides)
+            self._backward_from(output, output_gradient)
         if flight.entry is not None:
             flight.entry.grad = None  # sent
 
@@ -109,11 +117,11 @@ class Chunk(TrainingRun):
         finally:
             self.labels = labels
 
-    def _backward_from(self, out: Tensor, output_gradient: Tensor) -> None:
+    def _backward_from(self, output: Tensor, output_gradient: Tensor) -> None:
         """Runs the backward pass from an output tensor and its gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
-        backward(self.graph, out, output_gradient, self.finish_backward)
+        backward(self.graph, output, output_gradient, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
@@ -122,12 +130,12 @@ class Chunk(TrainingRun):
         self.step_tokens = tokens
 
     def _batch(self) -> None:
-        """Assigns views of the step's tokens to the chunk's inputs."""
+        """Assigns views of the step's token ids to the chunk's inputs."""
         if self.step_tokens is None:
             super()._batch()
             return
-        training, program_inputs = self.training, self.lowering.inputs
-        program_inputs[TOKENS] = Tensor((training.batch, training.seq), INT64, self.step_tokens.storage)
+        training_config, program_inputs = self.training, self.lowering.inputs
+        program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
         self.lowering.take_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(program_inputs[TOKENS])
 
@@ -164,8 +172,8 @@ class Chunk(TrainingRun):
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
         self.meter.place = Place("forward", path="loss")
-        run = partial(self._compute_losses, output)
-        return run() if self.passes is None else self.passes.loss(self.number, output, run)
+        compute_losses = partial(self._compute_losses, output)
+        return compute_losses() if self.passes is None else self.passes.loss(self.number, output, compute_losses)
 
     def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
@@ -175,16 +183,16 @@ class Chunk(TrainingRun):
         loss = new((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
 
-    def _run_forward(self, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def _run_forward(self, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""
-        return run() if self.passes is None else self.passes.forward(self.number, stage_input, run)
+        return compute() if self.passes is None else self.passes.forward(self.number, stage_input, compute)
 
-    def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Runs, records or replays a backward pass of the chunk."""
         if self.passes is None:
-            run()
+            compute()
         else:
-            self.passes.backward(self.number, [*stage_inputs, *self.parameters], run)
+            self.passes.backward(self.number, [*stage_inputs, *self.parameters], compute)
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         """Runs the backward pass of micro-batch `i`. Returns the gradient of the stage's input, which is sent."""
@@ -215,29 +223,34 @@ class RankRun:
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         layout: Layout,
         rank: int,
-        meter: Meter | Recorder,
+        memory_meter: Meter | Recorder,
         workspace: int = 0,
     ) -> None:
         self.check(layout)
-        if layout.pp > 1 and training.microbatches > MOST_MICROBATCHES:
+        if layout.pp > 1 and training_config.microbatches > MOST_MICROBATCHES:
             raise InputError(
-                f"--num-microbatches {training.microbatches}: a pipeline of torch has buffers of each micro-batch, and "
+                f"--num-microbatches {training_config.microbatches}: a pipeline of torch has buffers of each "
+                "micro-batch, and "
                 f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
         coordinates = layout.coordinates(rank)
         self.layout: Layout = layout
-        self.training: Training = training
-        self.meter: Meter | Recorder = meter
+        self.training: Training = training_config
+        self.meter: Meter | Recorder = memory_meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
         self.chunks: list[Chunk] = [self.chunk(spec, rank, stage) for stage in rank_stages]
-        for chunk_index, chunk in enumerate(self.chunks):
-            chunk.number, chunk.workspace, chunk.workspaces = chunk_index, workspace, self.chunks[0].workspaces
-        group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[Action] = pipeline(layout, training.microbatches, group).orders[coordinates.pp]
+        for chunk_index, model_chunk in enumerate(self.chunks):
+            model_chunk.number, model_chunk.workspace, model_chunk.workspaces = (
+                chunk_index,
+                workspace,
+                self.chunks[0].workspaces,
+            )
+        group = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
+        self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group).orders[coordinates.pp]
         self.buckets: list[Storage] = []
 
     def check(self, layout: Layout) -> None:
@@ -250,8 +263,8 @@ class RankRun:
 
     def set_up(self) -> None:
         """Creates the parameters, and the buckets that all-reduce gradients over replicas."""
-        for chunk in self.chunks:
-            chunk.set_up()
+        for model_chunk in self.chunks:
+            model_chunk.set_up()
         if self.layout.dp > 1:
             with counted_as(self.meter, "communication"):
                 self._make_buckets()
@@ -260,7 +273,10 @@ class RankRun:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
         width = DTYPES[self.training.dtype].bytes
         weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
-        self.buckets = [Storage(self.meter, size) for size in bucket_sizes(weight.count * width for weight in weights)]
+        self.buckets = [
+            Storage(self.meter, bucket_bytes)
+            for bucket_bytes in bucket_sizes(weight.count * width for weight in weights)
+        ]
 
     def step(self) -> None:
         """Runs one training step in the order of the pipeline schedule."""
@@ -278,7 +294,7 @@ class RankRun:
         self.end_passes()
 
     def begin_step(self) -> None:
-        """Prepares a step: counts it, and allocates its tokens."""
+        """Prepares a training step: counts it, and allocates its tokens."""
         passes = self.chunks[0].passes
         if passes is not None:
             passes.begin_step()
@@ -288,9 +304,9 @@ class RankRun:
     def end_passes(self) -> None:
         """Drops the references to a step's input tokens."""
         if self.layout.pp > 1:
-            for chunk in self.chunks:
-                chunk.labels = None
-                del chunk.lowering.inputs[TOKENS]
+            for model_chunk in self.chunks:
+                model_chunk.labels = None
+                del model_chunk.lowering.inputs[TOKENS]
 
     def _take_batch(self) -> None:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
@@ -298,25 +314,25 @@ class RankRun:
         with counted_as(self.meter, "activations"):
             tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         is_first_step = self.chunks[0].step_tokens is None
-        for chunk in self.chunks:
-            chunk.take_batch(tokens)
+        for model_chunk in self.chunks:
+            model_chunk.take_batch(tokens)
             if is_first_step:
-                chunk._initialize_stage()
+                model_chunk._initialize_stage()
 
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
         flights: dict[tuple[int, int], Flight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
-        for i, (kind, index, batch, *_) in enumerate(self.order):
+        for i, (pass_kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
             if self.layout.pp == 1:
-                if kind == "F":
+                if pass_kind == "F":
                     flights[key] = chunk.forward_of()
                 else:
                     chunk.backward_of(flights.pop(key))
                 continue
             self.before_action(i)
-            if kind == "F":
+            if pass_kind == "F":
                 loss = chunk.forward_and_loss(batch)
                 if loss is not None:
                     losses[key] = loss
@@ -329,56 +345,56 @@ class RankRun:
     def before_action(self, i: int) -> None:
         """Runs before action `i` of the schedule; does nothing without sharding."""
 
-    def _one_forward_one_backward(self, chunk: Chunk) -> None:
+    def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`. Each sent tensor stays referenced until the next one is sent."""
-        is_last_stage, count = chunk.stage.last, self.training.microbatches
-        warmup_chunks = min(count, self.layout.pp - chunk.stage.rank)
+        is_last_stage, count = model_chunk.stage.last, self.training.microbatches
+        warmup_chunks = min(count, self.layout.pp - model_chunk.stage.rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):
-            output = chunk.forward_one_chunk(fwd_mb_index)
+            output = model_chunk.forward_one_chunk(fwd_mb_index)
             _fwd_sends = None if is_last_stage else output.detached()
             if fwd_mb_index != warmup_chunks - 1:
                 _send_work = _fwd_sends
             if is_last_stage:
-                internal_losses.append(chunk.compute_loss(output))
+                internal_losses.append(model_chunk.compute_loss(output))
             fwd_mb_index += 1
         while True:
             loss = internal_losses[bwd_mb_index] if is_last_stage else None
-            _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
+            _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
             bwd_mb_index += 1
             if fwd_mb_index == count:
                 break
-            output = chunk.forward_one_chunk(fwd_mb_index)
+            output = model_chunk.forward_one_chunk(fwd_mb_index)
             if is_last_stage:
-                internal_losses.append(chunk.compute_loss(output))
+                internal_losses.append(model_chunk.compute_loss(output))
             _fwd_sends = None if is_last_stage else output.detached()
             fwd_mb_index += 1
         _send_work = _bwd_sends
         while bwd_mb_index < count:
             loss = internal_losses[bwd_mb_index] if is_last_stage else None
-            _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
+            _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
             _send_work = _bwd_sends
             bwd_mb_index += 1
-        chunk.perform_reduce_grad()
+        model_chunk.perform_reduce_grad()
 
     def update(self) -> None:
         """Runs one optimizer step over the parameters of all chunks."""
         first_chunk = self.chunks[0]
         chunk_parameters = first_chunk.trained, first_chunk.parameters
-        first_chunk.trained = [parameter for chunk in self.chunks for parameter in chunk.trained]
-        first_chunk.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
+        first_chunk.trained = [parameter for model_chunk in self.chunks for parameter in model_chunk.trained]
+        first_chunk.parameters = [weight for model_chunk in self.chunks for weight in model_chunk.parameters]
         first_chunk.update()
         first_chunk.trained, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
         """Frees the gradients, or fills them with zeros."""
-        for chunk in self.chunks:
-            chunk.zero_grad()
+        for model_chunk in self.chunks:
+            model_chunk.zero_grad()
 
 
 def check_torch(layout: Layout) -> None:
-    """Raises `InputError` for layouts that torch alone does not support.
+    """Raises `InputError` for layouts that plain PyTorch does not support.
 
     These are sharded states, context and expert parallelism, and schedules other than 1F1B and interleaved 1F1B.
     """
@@ -394,8 +410,13 @@ def check_torch(layout: Layout) -> None:
 
 
 def replay_rank(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
+    spec: ModelSpec,
+    training_config: Training,
+    layout: Layout,
+    rank: int,
+    device: Device | None = None,
+    workspace: int = 0,
 ) -> ReplayResult:
     """Replays the set-up and two training steps of one rank. device: the simulated device, as in `replay`."""
-    meter = Meter(device)
-    return replay_steps(RankRun(spec, training, layout, rank, meter, workspace), meter)
+    memory_meter = Meter(device)
+    return replay_steps(RankRun(spec, training_config, layout, rank, memory_meter, workspace), memory_meter)

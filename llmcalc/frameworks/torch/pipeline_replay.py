@@ -55,7 +55,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 @without_garbage_collection()
 def replay_rank_on_allocator(
     spec: ModelSpec,
-    training: Training,
+    training_config: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
@@ -69,46 +69,46 @@ def replay_rank_on_allocator(
     """
 
     def new_run(meter: Any) -> RankRun:
-        """Creates a run whose allocations go to a meter."""
-        return RankRun(spec, training, layout, rank, meter, workspace)
+        """Creates a run whose allocations are counted by a meter."""
+        return RankRun(spec, training_config, layout, rank, meter, workspace)
 
-    run = new_run(meter := EventMeter())
+    rank_run = new_run(memory_meter := EventMeter())
     is_last_stage = layout.coordinates(rank).pp == layout.pp - 1
-    key = passes_key(spec, run, rank, is_last_stage)
+    key = passes_key(spec, rank_run, rank, is_last_stage)
     if (
         key not in recorded_ranks
-        and training.microbatches > MICROBATCHES_RUN_IN_FULL
-        and not training.optimizer_in_backward
+        and training_config.microbatches > MICROBATCHES_RUN_IN_FULL
+        and not training_config.optimizer_in_backward
     ):
         recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is not None and recorded_rank.traces is not None:
         layer_offsets = [
-            chunk.lowering.first_layer_index - layers_before
-            for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
+            model_chunk.lowering.first_layer_index - layers_before
+            for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
         ]
-        passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
-        for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
-            chunk.passes, chunk.lowering.known_parameters = passes, parameters
+        passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets)
+        for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
+            model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
         try:
-            run.set_up()
-            return replay_steps_on_allocator(run, meter, recorded_rank.prefix_cache(expandable))
+            rank_run.set_up()
+            return replay_steps_on_allocator(rank_run, memory_meter, recorded_rank.prefix_cache(expandable))
         except NotRepeating:
-            run = new_run(meter := EventMeter())
-    run.set_up()
-    return replay_steps_on_allocator(run, meter, PrefixCache(expandable))
+            rank_run = new_run(memory_meter := EventMeter())
+    rank_run.set_up()
+    return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
 
 
-def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
+def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
     """Returns a cache key of everything that determines a rank's passes, apart from training settings and layout."""
-    coordinates, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
+    coordinates, stacks = rank_run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     vocabulary_shard = (
-        0 if spec.vocab_size % run.layout.tp == 0 else coordinates.tp
+        0 if spec.vocab_size % rank_run.layout.tp == 0 else coordinates.tp
     )  # every other axis is divided evenly
     if len(stacks) > 1:
         return rank, is_last_stage
     names = stacks[0].layer_names()
-    stages = [chunk.stage for chunk in run.chunks]
+    stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     return (
         vocabulary_shard,
         is_last_stage,
@@ -116,36 +116,36 @@ def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) ->
     )
 
 
-def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool) -> RecordedRank:
+def record_rank(rank_run: RankRun, recorder: Recorder, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank.
 
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
     """
-    passes = PassRecorder(recorder, len(run.chunks))
-    for chunk in run.chunks:
-        chunk.passes = passes
-    layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
-    run.set_up()
-    parameters = [chunk.lowering.known_parameters for chunk in run.chunks]
+    passes = PassRecorder(recorder, len(rank_run.chunks))
+    for model_chunk in rank_run.chunks:
+        model_chunk.passes = passes
+    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    rank_run.set_up()
+    parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
     for count in STEPS:
-        run.begin_step()
-        if run.layout.pp == 1:
-            _record_without_pipeline(run, count)
+        rank_run.begin_step()
+        if rank_run.layout.pp == 1:
+            _record_without_pipeline(rank_run, count)
         else:
-            _record_pipeline(run, count, is_last_stage)
-        run.end_passes()
-        run.update()
-        run.zero_grad()
+            _record_pipeline(rank_run, count, is_last_stage)
+        rank_run.end_passes()
+        rank_run.update()
+        rank_run.zero_grad()
     try:
         return RecordedRank(passes.traces(), layers_before, parameters)
     except NotRepeating:
         return RecordedRank(None, layers_before, parameters)
 
 
-def _record_without_pipeline(run: RankRun, count: int) -> None:
+def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
     """Runs the forward and backward pass of each micro-batch in turn, for one stage."""
-    (chunk,) = run.chunks
+    (chunk,) = rank_run.chunks
     for _ in range(count):
         flight: Flight | None = chunk.forward_of()
         assert flight is not None
@@ -153,15 +153,15 @@ def _record_without_pipeline(run: RankRun, count: int) -> None:
         flight = None
 
 
-def _record_pipeline(run: RankRun, count: int, is_last_stage: bool) -> None:
+def _record_pipeline(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    last_chunk = run.chunks[-1] if is_last_stage else None
-    for chunk in run.chunks:
+    losses: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
+    last_chunk = rank_run.chunks[-1] if is_last_stage else None
+    for model_chunk in rank_run.chunks:
         for i in range(count):
-            losses[chunk.number].append(chunk.forward_and_loss(i))
-            if chunk is last_chunk:
-                chunk.backward_one_chunk(i, losses[chunk.number][i])
-    for chunk in reversed(run.chunks):
-        for i in range(0 if chunk is last_chunk else count):
-            chunk.backward_one_chunk(i, losses[chunk.number][i])
+            losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
+            if model_chunk is last_chunk:
+                model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+    for model_chunk in reversed(rank_run.chunks):
+        for i in range(0 if model_chunk is last_chunk else count):
+            model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])

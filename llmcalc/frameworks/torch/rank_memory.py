@@ -1,4 +1,4 @@
-"""The memory of one rank in torch's own training: tensor parallelism, pipelines, DDP replicas."""
+"""The memory of one rank in plain PyTorch training: tensor parallelism, pipelines, DDP replicas."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from .pipeline import check_torch
 from .pipeline_replay import replay_rank_on_allocator
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
-    spec, training = run.memory.spec, run.memory.training(runtime)
-    check_torch(run.layout)
+    spec, training = training_run.memory.spec, training_run.memory.training(cuda_runtime)
+    check_torch(training_run.layout)
     replay = replay_rank_on_allocator(
-        spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.recorded_ranks(runtime)
+        spec,
+        training,
+        training_run.layout,
+        rank,
+        cuda_runtime.expandable,
+        cuda_runtime.workspace,
+        training_run.recorded_ranks(cuda_runtime),
     )
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors = Term("tensors", 0, "source", source, TORCH)
-    if titan_settings(run.own_settings).float8 is not None:
+    if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors = IN_FLOAT8
-    return summarize(replay, runtime, layer_stacks(spec), tensors)
+    return summarize(replay, cuda_runtime, layer_stacks(spec), tensors)

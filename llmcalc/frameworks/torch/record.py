@@ -1,4 +1,4 @@
-"""The registry record of PyTorch alone: DistributedDataParallel, and tensor and pipeline parallelism."""
+"""The registry record of plain PyTorch: DistributedDataParallel, tensor parallelism and pipelines."""
 
 from __future__ import annotations
 

@@ -78,10 +78,10 @@ TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_p
 NETWORK = ("gate_proj", "up_proj", "down_proj")
 
 
-def is_torchtune(data: Table) -> bool:
+def is_torchtune(config: Table) -> bool:
     """Whether a table is the config of a torchtune recipe."""
-    return bool(_component_name(data.get("model"))) and (
-        "checkpointer" in data or "tokenizer" in data or "loss" in data
+    return bool(_component_name(config.get("model"))) and (
+        "checkpointer" in config or "tokenizer" in config or "loss" in config
     )
 
 
@@ -91,87 +91,87 @@ def _component_name(table: Any) -> str:
     return name[:120] if isinstance(name, str) else ""
 
 
-def read_torchtune(data: Table, source: Source) -> Launch:
+def read_torchtune(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
-        reading.expandable = True  # torchtune/__init__.py
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
-        for name, reason in OFF.items():
-            if data.get(name) not in (None, False):
-                reading.unknown[name] = reason
-        for name in PARALLEL_SIZES:
-            if data.get(name) not in (None, 1):
-                reading.unknown[name] = "it is modelled as 1"
-        builder = _component_name(data["model"]).rpartition(".")[2]
+    with reading_of(source_file) as reader:
+        reader.expandable = True  # torchtune/__init__.py
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
+        for argument_name, reason in OFF.items():
+            if config.get(argument_name) not in (None, False):
+                reader.unknown[argument_name] = reason
+        for argument_name in PARALLEL_SIZES:
+            if config.get(argument_name) not in (None, 1):
+                reader.unknown[argument_name] = "it is modelled as 1"
+        builder = _component_name(config["model"]).rpartition(".")[2]
         plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
         if plain_name not in MODELS:
             suggestion = suggest(plain_name, list(MODELS))
-            raise reading.wrong(
+            raise reader.wrong(
                 f"model.{COMPONENT}", f"{shown(builder)} is not known.{suggestion} Expected a text model"
             )
-        dtype = str(reading.value(data, "dtype", "fp32"))
+        dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
-            raise reading.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
+            raise reader.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(data, "batch_size", 1),
-            "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
+            "batch": reader.size(config, "batch_size", 1),
+            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
             "dtype": dtype,
             "master_weights": "none",
             "attn_implementation": "flash",
-            **_length_settings(reading, data),
-            **_optimizer_settings(reading, data),
-            **_loss_settings(reading, data),
+            **_length_settings(reader, config),
+            **_optimizer_settings(reader, config),
+            **_loss_settings(reader, config),
         }
-        if reading.flag(data, "enable_activation_checkpointing"):
+        if reader.flag(config, "enable_activation_checkpointing"):
             run_settings["recompute"] = "full"
         for key, setting in (
             ("enable_activation_offloading", "offload_activations"),
             ("optimizer_in_bwd", "optimizer_in_backward"),
             ("compile", "compile"),
         ):
-            if reading.flag(data, key):
+            if reader.flag(config, key):
                 run_settings[setting] = True
         if plain_name != builder:
-            run_settings |= _adapter_settings(reading, data["model"], dtype, builder.startswith("qlora"))
-        if _component_name(data.get("loss")).endswith("DPOLoss"):
+            run_settings |= _adapter_settings(reader, config["model"], dtype, builder.startswith("qlora"))
+        if _component_name(config.get("loss")).endswith("DPOLoss"):
             run_settings |= pair_settings(
-                reading, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
+                reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
-        world = reading.devices(source.world_size)
-        is_sharded = world > 1
-        return reading.launch(
+        world_size = reader.devices(source_file.world_size)
+        is_sharded = world_size > 1
+        return reader.launch(
             "torchtune",
             "fsdp2" if is_sharded else "torch",
             target=MODELS[plain_name],
-            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
             settings=run_settings,
             own_settings=TitanSettings(
                 reduced="bfloat16" if dtype == "bf16" else "",
-                offloads=reading.flag(data, "fsdp_cpu_offload")
-                or reading.flag(reading.table(data, "fsdp"), "cpu_offload"),
+                offloads=reader.flag(config, "fsdp_cpu_offload")
+                or reader.flag(reader.table(config, "fsdp"), "cpu_offload"),
             )
             if is_sharded
             else None,
         )
 
 
-def _length_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _length_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
-        value = reading.table(data, section).get("max_seq_len")
+        value = reader.table(config, section).get("max_seq_len")
         if value is not None:
-            return {"seq": size_of(reading, f"{section}.max_seq_len", value)}
-    reading.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
+            return {"seq": size_of(reader, f"{section}.max_seq_len", value)}
+    reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
 
-def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    table = reading.table(data, "optimizer")
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    table = reader.table(config, "optimizer")
     name = _component_name(table)
     if name not in OPTIMIZERS:
-        reading.unknown["optimizer"] = f"'{name}' is not modelled"
+        reader.unknown["optimizer"] = f"'{name}' is not modelled"
         return {}
     optimizer_settings = dict(OPTIMIZERS[name])
     if table.get("fused") is True:
@@ -179,27 +179,27 @@ def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     return optimizer_settings
 
 
-def _loss_settings(reading: Reading, data: Table) -> dict[str, Any]:
-    name = _component_name(data.get("loss")).rpartition(".")[2]
+def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    name = _component_name(config.get("loss")).rpartition(".")[2]
     if name not in LOSSES:
-        reading.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
+        reader.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
         return {}
     return dict(LOSSES[name])
 
 
-def _adapter_settings(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
     if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
-        raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
+        raise reader.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
     targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
-        reading.notes.append(HEAD_ADAPTER)
+        reader.notes.append(HEAD_ADAPTER)
     if model.get("use_dora"):
-        reading.unknown["model.use_dora"] = "DoRA is not modelled"
+        reader.unknown["model.use_dora"] = "DoRA is not modelled"
     adapter_settings = lora_settings(
-        reading,
-        rank=("model.lora_rank", reading.value(model, "lora_rank", 8)),
+        reader,
+        rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
         targets=("model.lora_attn_modules", targets),
         dropout=model.get("lora_dropout"),
     )

@@ -94,79 +94,83 @@ SFT_LOSSES = ("chunked_nll", "nll", "dft")
 DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
 
 
-def is_trl(data: Table) -> bool:
+def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
-    return "model_name_or_path" in data and bool(SIGNS & set(data)) and any(name in data for name in trainer_signs)
+    return (
+        "model_name_or_path" in config and bool(SIGNS & set(config)) and any(name in config for name in trainer_signs)
+    )
 
 
-def read_trl(data: Table, source: Source) -> Launch:
+def read_trl(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
-        is_grpo = any(name in data for name in GRPO_SIGNS)
-        ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if data.get(TEACHER) else frozenset())
-        reading.ignored += [name for name in data if name in ignored]
+    with reading_of(source_file) as reader:
+        is_grpo = any(name in config for name in GRPO_SIGNS)
+        ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+        reader.ignored += [name for name in config if name in ignored]
         read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
-        unknown_keys(reading, data, read_names, "", "no argument that is known")
-        known_loss_keys = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
-        is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        has_teacher = bool(data.get(TEACHER))
+        unknown_keys(reader, config, read_names, "", "no argument that is known")
+        known_loss_keys = (name for name in PREFERENCE_SIGNS if config.get(name) is not None)
+        is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
+        has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
-            if data.get(name):
-                reading.unknown[name] = "it is modelled without"
-        arguments = {**data, "bf16": reading.flag(data, "bf16", not data.get("fp16"))}
-        length = "" if is_grpo or data.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reading, arguments, DEFAULTS, prefers=length)
-        if data.get("activation_offloading"):
+            if config.get(name):
+                reader.unknown[name] = "it is modelled without"
+        arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
+        length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
+        run_settings = trainer_settings(reader, arguments, DEFAULTS, prefers=length)
+        if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
-            run_settings |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in run_settings)
+            run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
         elif has_teacher:
             run_settings |= {"cross_entropy": "eager"}
         elif loss_key:
-            run_settings |= _preference_settings(reading, data, run_settings)
+            run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= _loss_settings(reading, data, run_settings)
-        precision, _ = weight_formats(reading, arguments, "float32")
-        launch = trained(reading, "trl", arguments, run_settings | precision, source.world_size)
+            run_settings |= _loss_settings(reader, config, run_settings)
+        precision, _ = weight_formats(reader, arguments, "float32")
+        launched_run = trained(reader, "trl", arguments, run_settings | precision, source_file.world_size)
         loaded_bytes = 2 if "dtype" in precision else 4
-        if isinstance(launch.frozen, FrozenModel) and launch.framework == "fsdp2" and loaded_bytes == 4:
-            launch = replace(launch, frozen=replace(launch.frozen, dtype="float32"))  # gathered in 16 bits alone
+        if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
+            launched_run = replace(
+                launched_run, frozen=replace(launched_run.frozen, dtype="float32")
+            )  # gathered in 16 bits alone
         if has_teacher and not is_grpo:
-            return with_teacher(reading, data, launch, loaded_bytes)
+            return with_teacher(reader, config, launched_run, loaded_bytes)
         if not is_grpo:
-            return launch
+            return launched_run
         rollout = colocated_rollout(
-            reading, data, launch, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+            reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
-        return replace(launch, rollout=rollout)
+        return replace(launched_run, rollout=rollout)
 
 
-def _preference_settings(reading: Reading, data: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: Reading, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
-    loss = data.get("loss_type", "sigmoid")
+    loss = config.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
-    if data.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
-        return pair_settings(reading, "simpo", run_settings)
-    if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
-        return kto_settings(reading, run_settings)
-    if name == "sigmoid" and "loss_type" not in data:
-        name = next((loss for loss in ("orpo", "cpo", "simpo") if loss in reading.where.lower()), name)
-        reading.notes.append(
+    if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
+        return pair_settings(reader, "simpo", run_settings)
+    if name in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
+        return kto_settings(reader, run_settings)
+    if name == "sigmoid" and "loss_type" not in config:
+        name = next((loss for loss in ("orpo", "cpo", "simpo") if loss in reader.where.lower()), name)
+        reader.notes.append(
             "the file does not name its trainer: it is taken for "
             + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
         )
-    return pair_settings(reading, name, run_settings, caches_reference=bool(data.get("precompute_ref_log_probs")))
+    return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
 
 
-def _loss_settings(reading: Reading, data: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
+def _loss_settings(reader: Reading, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
     if "cross_entropy" in run_settings:
         return {}
-    loss = str(reading.value(data, "loss_type", SFT_LOSSES[0]))[:30]
-    if loss == "chunked_nll" and data.get("deepspeed"):
-        reading.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
+    loss = str(reader.value(config, "loss_type", SFT_LOSSES[0]))[:30]
+    if loss == "chunked_nll" and config.get("deepspeed"):
+        reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}
     if loss == "chunked_nll":
         return {"cross_entropy": "split", "loss_chunk": 256}

@@ -33,48 +33,48 @@ LORA_IGNORED = frozenset(
 """Keys of `lora` that do not change memory of the text model."""
 
 
-def is_unsloth(data: Table) -> bool:
+def is_unsloth(config: Table) -> bool:
     """Whether a table is a file of Unsloth Studio's training defaults."""
-    training = data.get("training")
-    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
+    training = config.get("training")
+    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(config.get("lora"), Mapping)
 
 
-def read_unsloth(data: Table, source: Source) -> Launch:
+def read_unsloth(config: Table, source_file: Source) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
+    with reading_of(source_file) as reader:
         unknown_keys(
-            reading,
-            data,
+            reader,
+            config,
             ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"),
             "",
             "no key",
         )
-        training, lora = reading.table(data, "training"), reading.table(data, "lora")
-        unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
-        unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
+        training, lora = reader.table(config, "training"), reader.table(config, "lora")
+        unknown_keys(reader, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
+        unknown_keys(reader, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(training, "batch_size", 2),
-            "num_microbatches": reading.size(training, "gradient_accumulation_steps", 4),
-            "seq": size_of(reading, "training.max_seq_length", training["max_seq_length"]),
+            "batch": reader.size(training, "batch_size", 2),
+            "num_microbatches": reader.size(training, "gradient_accumulation_steps", 4),
+            "seq": size_of(reader, "training.max_seq_length", training["max_seq_length"]),
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash",
-            **optimizer_settings(reading, "training.optim", reading.value(training, "optim", "adamw_8bit")),
+            **optimizer_settings(reader, "training.optim", reader.value(training, "optim", "adamw_8bit")),
             **recompute_settings(training.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
             **lora_settings(
-                reading,
-                rank=("lora.lora_r", reading.value(lora, "lora_r", 16)),
+                reader,
+                rank=("lora.lora_r", reader.value(lora, "lora_r", 16)),
                 targets=("lora.target_modules", lora.get("target_modules")),
                 dropout=lora.get("lora_dropout"),
             ),
             "base": "nf4-dq",
         }
-        reading.filled_in["load_in_4bit"] = True
+        reader.filled_in["load_in_4bit"] = True
         if lora.get("use_dora"):
-            reading.unknown["lora.use_dora"] = "DoRA is not modelled"
-        reading.notes.append(UPPER_BOUND)
-        return trained(reading, "unsloth", {}, run_settings, source.world_size)
+            reader.unknown["lora.use_dora"] = "DoRA is not modelled"
+        reader.notes.append(UPPER_BOUND)
+        return trained(reader, "unsloth", {}, run_settings, source_file.world_size)
 
 
 UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"

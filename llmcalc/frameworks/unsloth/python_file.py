@@ -46,106 +46,115 @@ def is_unsloth_python(text: str) -> bool:
     return re.search(r"^\s*(from|import) unsloth\b", text, re.MULTILINE) is not None
 
 
-def read_python(text: str, source: Source) -> Launch:
+def read_python(text: str, source_file: Source) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
-    with reading_of(source) as reading:
-        module = parse_python(text, source.where)
-        names = constants(module.body)
-        calls = list(_named_calls(module))
+    with reading_of(source_file) as reader:
+        syntax_tree = parse_python(text, source_file.where)
+        names = constants(syntax_tree.body)
+        calls = list(_named_calls(syntax_tree))
         model = _call_arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
-            raise reading.wrong(
+            raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
         adapters = _call_arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
         kind = next((name for name, _ in calls if name in CONFIGS), "")
         if not kind:
-            raise reading.wrong(
+            raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        if kind == "GRPOConfig" and reading.flag(model, "fast_inference"):
-            raise reading.wrong(
+        if kind == "GRPOConfig" and reader.flag(model, "fast_inference"):
+            raise reader.wrong(
                 "fast_inference",
                 "vLLM shares its weights with the training, which is not modelled; expected fast_inference = False, or "
                 "TARGET with --phase training",
             )
         config = _call_arguments(calls, names, lambda name: name == kind) or {}
         trainer = _call_arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
-        return _read_calls(reading, model, adapters, {**trainer, **config}, CONFIGS[kind])
+        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind])
 
 
 def _read_calls(
-    reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
+    reader: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
 ) -> Launch:
     """Returns the training run of three calls' arguments. adapters: None without adapters."""
-    length = next((config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None), None)
+    length = next(
+        (
+            config[argument_name]
+            for argument_name in ("max_length", "max_seq_length")
+            if config.get(argument_name) is not None
+        ),
+        None,
+    )
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": reading.size(config, "per_device_train_batch_size", 8),
-        "num_microbatches": reading.size(config, "gradient_accumulation_steps", 1),
+        "batch": reader.size(config, "per_device_train_batch_size", 8),
+        "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
         "seq": size_of(
-            reading, "max_seq_length", reading.value(model, "max_seq_length", 2048) if length is None else length
+            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if length is None else length
         ),
         "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
         "master_weights": "none",
         "attn_implementation": "flash",
-        **optimizer_settings(reading, "optim", reading.value(config, "optim", "adamw_8bit")),
+        **optimizer_settings(reader, "optim", reader.value(config, "optim", "adamw_8bit")),
     }
     if loss == "grpo":
-        run_settings |= _whole_groups(reading, config, run_settings)
+        run_settings |= _whole_groups(reader, config, run_settings)
     if adapters is None:
-        if not reading.flag(model, "full_finetuning"):
-            raise reading.wrong(
+        if not reader.flag(model, "full_finetuning"):
+            raise reader.wrong(
                 "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
             )
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
-        run_settings |= _adapter_settings(reading, model, adapters)
+        run_settings |= _adapter_settings(reader, model, adapters)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
-        run_settings |= grpo_length(reading, config, "max_prompt_length", adapters is not None)
+        run_settings |= grpo_length(reader, config, "max_prompt_length", adapters is not None)
     elif loss == "grpo":
-        reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
+        reader.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
     elif loss != "sft":
-        run_settings |= pair_settings(reading, loss, run_settings)
-    reading.notes.append(UPPER_BOUND)
+        run_settings |= pair_settings(reader, loss, run_settings)
+    reader.notes.append(UPPER_BOUND)
     name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", name)
     if model_name != name:
-        reading.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launch = trained(reading, "unsloth", {}, run_settings, reading.source.world_size, target=model_name)
+        reader.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
+    launched_run = trained(reader, "unsloth", {}, run_settings, reader.source.world_size, target=model_name)
     if loss != "grpo":
-        return launch
-    return replace(launch, rollout=colocated_rollout(reading, {**config, "use_vllm": False}, launch, utilization=0.9))
+        return launched_run
+    return replace(
+        launched_run, rollout=colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, utilization=0.9)
+    )
 
 
-def _whole_groups(reading: Reading, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch of GRPO, which is a whole group where steps have parts of groups (models/rl.py)."""
+def _whole_groups(reader: Reading, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns GRPO's batch size, enlarged to a whole group if a step has only a part of one (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
-    group = reading.size(config, "num_generations", 8)
-    if words["batch"] * words["num_microbatches"] * (reading.source.world_size or 1) % group == 0:
+    group = reader.size(config, "num_generations", 8)
+    if words["batch"] * words["num_microbatches"] * (reader.source.world_size or 1) % group == 0:
         return {}
-    reading.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group}")
+    reader.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group}")
     return {"batch": group}
 
 
-def _adapter_settings(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_settings(reader: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if adapters.get("use_dora"):
-        reading.unknown["use_dora"] = "DoRA is not modelled"
+        reader.unknown["use_dora"] = "DoRA is not modelled"
     if any(name.startswith("finetune_") for name in adapters):
-        reading.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
+        reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
-        reading,
-        rank=("r", reading.value(adapters, "r", 16)),
-        targets=("target_modules", reading.value(adapters, "target_modules", list(TARGETS))),
+        reader,
+        rank=("r", reader.value(adapters, "r", 16)),
+        targets=("target_modules", reader.value(adapters, "target_modules", list(TARGETS))),
         modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
         dropout=adapters.get("lora_dropout"),
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
-    is_eight_bits = reading.flag(model, "load_in_8bit")
-    is_whole = reading.flag(model, "load_in_16bit") or reading.flag(model, "full_finetuning")
-    if reading.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
+    is_eight_bits = reader.flag(model, "load_in_8bit")
+    is_whole = reader.flag(model, "load_in_16bit") or reader.flag(model, "full_finetuning")
+    if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
         return adapter_settings | {"base": "nf4-dq"}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
@@ -154,9 +163,9 @@ def _is_method(name: str, method: str) -> bool:
     return name in (f"{loader}.{method}" for loader in LOADERS)
 
 
-def _named_calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yields (dotted function name, call) for each call in a module, in the order of lines."""
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)][:MOST_CALLS]
+    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         yield dotted(call.func).rpartition("trl.")[2], call
 
@@ -169,4 +178,4 @@ def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any],
     values = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
     if call.args and "model_name" not in values:
         values["model_name"] = value_of(call.args[0], names)
-    return {name: value for name, value in values.items() if not isinstance(value, Unknown)}
+    return {argument_name: value for argument_name, value in values.items() if not isinstance(value, Unknown)}

@@ -1,4 +1,4 @@
-"""Reads commands of verl with Hydra's overrides: the update of the actor by FSDP or Megatron-Core.
+"""Reads commands of verl with Hydra's overrides: the training of the actor by FSDP or Megatron-Core.
 
 Source: verl at b178a3cd (2026-01-29): verl/trainer/config/actor/{actor,dp_actor,megatron_actor}.yaml,
 engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/fsdp_workers.py for the devices.
@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -51,120 +51,123 @@ READ_SECTIONS = (
 )
 
 
-def starts_program(command: CommandLine) -> bool:
+def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a trainer of verl."""
-    return command.program in TRAINERS or command.program.startswith("verl.trainer.")
+    return command_line.program in TRAINERS or command_line.program.startswith("verl.trainer.")
 
 
-def read_command(command: CommandLine, source: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source) as reading:
-        if command.program not in (*TRAINERS, SFT_TRAINER):
-            raise reading.wrong(
-                f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}"
+    with reading_of(source_file) as reader:
+        if command_line.program not in (*TRAINERS, SFT_TRAINER):
+            raise reader.wrong(
+                f"line {command_line.line}: {command_line.program}",
+                f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}",
             )
-        overrides = overrides_of(command.words)
-        data = _resolved_overrides(reading, overrides)
-        if command.program == SFT_TRAINER:
-            target = model_name(reading, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
-            return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
-        target = model_name(reading, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
-        reading.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
-        megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
-            "megatron" in word for word in command.words if word.startswith("--config-name")
+        overrides = overrides_of(command_line.words)
+        config = _resolved_overrides(reader, overrides)
+        if command_line.program == SFT_TRAINER:
+            target = model_name(reader, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
+            return launch_of_run(reader, LAUNCH_FILE, "fsdp2", run_of_sft(reader, config), target)
+        target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
+        reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
+        megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
+            "megatron" in command_word
+            for command_word in command_line.words
+            if command_word.startswith("--config-name")
         )
-        check_keys(reading, data)
-        world = _training_devices(reading, data)
-        run = _megatron_run(reading, data, world) if megatron else _fsdp_run(reading, data, world)
-        rollout = read_rollout(reading, data, run.layout, megatron, _micro_batch_shape(reading, data))
-        reading.ignored += [key for key in data if not _is_read(key, rollout)]
-        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
+        check_keys(reader, config)
+        world_size = _training_devices(reader, config)
+        parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
+        rollout = read_rollout(reader, config, parallel_run.layout, megatron, _micro_batch_shape(reader, config))
+        reader.ignored += [key for key in config if not _is_read(key, rollout)]
+        return launch_of_run(reader, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
 
 
-def _resolved_overrides(reading: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
+def _resolved_overrides(reader: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     data = {}
     for key, value in overrides.items():
-        if is_unresolved(value) and key in DEVICES and reading.source.devices_typed:
+        if is_unresolved(value) and key in DEVICES and reader.source.devices_typed:
             continue
         if is_unresolved(value) and key in DEVICES:
-            raise reading.wrong(key, f"{unresolved_reason(value)}, or expected --devices")
+            raise reader.wrong(key, f"{unresolved_reason(value)}, or expected --devices")
         if is_unresolved(value) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
-            raise reading.wrong(key, unresolved_reason(value))
+            raise reader.wrong(key, unresolved_reason(value))
         data[key] = plain_value(value)
     return data
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether this reader uses a key, or refuses its values that are not modelled."""
+    """Whether this reader reads a key, or refuses some of its values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _training_devices(reading: Reading, data: Table) -> int:
-    """Returns the number of training devices, all of which train the actor."""
-    world = reading.source.world_size
-    if world is not None and reading.source.devices_typed and not set(DEVICES) & set(data):
-        return world
-    per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
-    nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
-    world_option = reading.source.world_size if reading.source.devices_typed else None
+def _training_devices(reader: Reading, config: Table) -> int:
+    """Returns the number of devices, all of which train the actor."""
+    world_size = reader.source.world_size
+    if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
+        return world_size
+    per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
+    nodes = size_of(reader, "trainer.nnodes", reader.value(config, "trainer.nnodes", 1))
+    world_option = reader.source.world_size if reader.source.devices_typed else None
     if world_option not in (None, per_node * nodes):
-        raise reading.wrong(
+        raise reader.wrong(
             "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
         )
     return per_node * nodes
 
 
-def _micro_batch_shape(reading: Reading, data: Table) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
-    prompt_tokens = reading.size(data, "data.max_prompt_length", 512)
-    response_tokens = reading.size(data, "data.max_response_length", 512)
-    if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
-        tokens = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+def _micro_batch_shape(reader: Reading, config: Table) -> tuple[int, int]:
+    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence."""
+    prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
+    response_tokens = reader.size(config, "data.max_response_length", 512)
+    if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
+        tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         note = "use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens"
-        reading.notes += [] if note in reading.notes else [note]
+        reader.notes += [] if note in reader.notes else [note]
         return 1, tokens
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
-    if data.get(name) is None and data.get(total_key) is not None:
-        ranks = _training_devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-        return max(1, size_of(reading, total_key, data[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
-    if data.get(name) is None:
-        raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
-    return size_of(reading, name, data[name]), prompt_tokens + response_tokens
+    if config.get(name) is None and config.get(total_key) is not None:
+        ranks = _training_devices(reader, config) // reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+        return max(1, size_of(reader, total_key, config[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
+    if config.get(name) is None:
+        raise reader.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
+    return size_of(reader, name, config[name]), prompt_tokens + response_tokens
 
 
-def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
-    """Returns the number of micro-batches of one update, which is a mini-batch with all of its responses."""
-    mini_batch = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
-    per_prompt = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
-    if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
+def _micro_batches(reader: Reading, config: Table, batch: int, ranks: int) -> int:
+    """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
+    mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
+    per_prompt = size_of(reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1))
+    if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
     return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
 
 
-def _common_settings(reading: Reading, data: Table) -> dict[str, Any]:
+def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
-    if reading.flag(data, f"{MODEL}.enable_activation_offload"):
-        reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
-    if reading.flag(data, f"{MODEL}.use_liger"):
+    if reader.flag(config, f"{MODEL}.enable_activation_offload"):
+        reader.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
+    if reader.flag(config, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
-    if reading.flag(data, f"{MODEL}.use_fused_kernels"):
+    if reader.flag(config, f"{MODEL}.use_fused_kernels"):
         settings["cross_entropy"] = "chunked"
-        reading.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
-    for name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
-        if reading.flag(data, f"{ACTOR}.{name}"):
-            reading.unknown[f"{ACTOR}.{name}"] = "it is modelled without"
-    rank = data.get(f"{MODEL}.lora_rank")
+        reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
+    for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
+        if reader.flag(config, f"{ACTOR}.{argument_name}"):
+            reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
+    rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reading, f"{MODEL}.lora_rank", rank)
-        settings["lora_targets"] = (str(reading.value(data, f"{MODEL}.target_modules", "all-linear")),)
-    if data.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0."):
-        reading.notes.append("the entropy's copy of the logits is not counted")
+        settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
+        settings["lora_targets"] = (str(reader.value(config, f"{MODEL}.target_modules", "all-linear")),)
+    if config.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0."):
+        reader.notes.append("the entropy's copy of the logits is not counted")
     return settings
 
 
@@ -172,91 +175,95 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
-def _fsdp_run(reading: Reading, data: Table, world: int) -> RunUnder:
+def _fsdp_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
-    strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
+    strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
-        raise reading.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
+        raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
     section = f"{ACTOR}.fsdp_config"
     for name in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
-        if reading.flag(data, f"{section}.{name}"):
-            reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
-    settings = _common_settings(reading, data)
-    if reading.flag(data, f"{MODEL}.enable_gradient_checkpointing", True):
+        if reader.flag(config, f"{section}.{name}"):
+            reader.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    settings = _common_settings(reader, config)
+    if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
-    cp = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    cp = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if cp > 1:
-        reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
-    batch, tokens = _micro_batch_shape(reading, data)
-    if world % cp or tokens % cp:
-        raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
-    weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
+        reader.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    batch, tokens = _micro_batch_shape(reader, config)
+    if world_size % cp or tokens % cp:
+        raise reader.wrong(
+            f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world_size} devices"
+        )
+    weights = str(reader.value(config, f"{section}.model_dtype", "fp32"))
     if weights not in (*FP32, *BF16):
-        raise reading.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
+        raise reader.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
-        "num_microbatches": _micro_batches(reading, data, batch, world // cp),
+        "num_microbatches": _micro_batches(reader, config, batch, world_size // cp),
         "dtype": "bf16",
         "master_weights": "fp32" if weights in FP32 else "none",
     }
     if "lora_rank" in settings and weights in FP32:
-        reading.frozen = FP32_SHARDS
-        reading.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    size = size_of(reading, f"{section}.fsdp_size", reading.value(data, f"{section}.fsdp_size", -1), least=-1)
-    shards = world if size < 1 or size > world else size
-    if world % shards:
-        raise reading.wrong(f"{section}.fsdp_size", f"{size}; expected a divisor of {world} devices")
+        reader.frozen = FP32_SHARDS
+        reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
+    size = size_of(reader, f"{section}.fsdp_size", reader.value(config, f"{section}.fsdp_size", -1), least=-1)
+    shards = world_size if size < 1 or size > world_size else size
+    if world_size % shards:
+        raise reader.wrong(f"{section}.fsdp_size", f"{size}; expected a divisor of {world_size} devices")
     layout = Layout(
-        dp=world,
-        zero=3 if world > 1 else 0,
-        hsdp_replicas=world // shards,
-        reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
+        dp=world_size,
+        zero=3 if world_size > 1 else 0,
+        hsdp_replicas=world_size // shards,
+        reshard=reader.flag(config, f"{section}.reshard_after_forward", True),
     )
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
     formats = {
-        name: str(data.get(f"{section}.mixed_precision.{name}", default))
-        for name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
+        argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default))
+        for argument_name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
     if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
-        reading.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
+        reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
     reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
     own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
-    return RunUnder(layout, settings, own_settings)
+    return LaunchSettings(layout, settings, own_settings)
 
 
-def _megatron_run(reading: Reading, data: Table, world: int) -> RunUnder:
+def _megatron_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
-    for name in ("param_offload", "grad_offload", "optimizer_offload"):
-        if reading.flag(data, f"{section}.{name}"):
-            reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):
+        if reader.flag(config, f"{section}.{argument_name}"):
+            reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
 
     def size(name: str, default: int = 1) -> int:
-        return reading.size(data, f"{section}.{name}", default)
+        return reader.size(config, f"{section}.{name}", default)
 
     override = f"{section}.override_transformer_config"
-    tp, pp, cp = (size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
-    batch, tokens = _micro_batch_shape(reading, data)
-    etp = data.get(f"{section}.expert_tensor_parallel_size")
-    vpp = data.get(f"{section}.virtual_pipeline_model_parallel_size")
-    run = MegatronRun(
+    tp, pp, cp = (
+        size(f"{argument_name}_parallel_size") for argument_name in ("tensor_model", "pipeline_model", "context")
+    )
+    batch, tokens = _micro_batch_shape(reader, config)
+    etp = config.get(f"{section}.expert_tensor_parallel_size")
+    vpp = config.get(f"{section}.virtual_pipeline_model_parallel_size")
+    parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=size("expert_model_parallel_size"),
-        etp=None if etp is None else size_of(reading, f"{section}.expert_tensor_parallel_size", etp),
-        vpp=1 if vpp is None else size_of(reading, f"{section}.virtual_pipeline_model_parallel_size", vpp),
-        sequence_parallel=reading.flag(data, f"{section}.sequence_parallel", True),
-        distributed_optimizer=reading.flag(data, f"{section}.use_distributed_optimizer", True),
+        etp=None if etp is None else size_of(reader, f"{section}.expert_tensor_parallel_size", etp),
+        vpp=1 if vpp is None else size_of(reader, f"{section}.virtual_pipeline_model_parallel_size", vpp),
+        sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
+        distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
         batch=batch,
         seq=tokens,
-        num_microbatches=_micro_batches(reading, data, batch, max(1, world // (tp * pp * cp))),
-        recompute_granularity=data.get(f"{override}.recompute_granularity"),
-        recompute_method=data.get(f"{override}.recompute_method"),
-        recompute_num_layers=data.get(f"{override}.recompute_num_layers"),
+        num_microbatches=_micro_batches(reader, config, batch, max(1, world_size // (tp * pp * cp))),
+        recompute_granularity=config.get(f"{override}.recompute_granularity"),
+        recompute_method=config.get(f"{override}.recompute_method"),
+        recompute_num_layers=config.get(f"{override}.recompute_num_layers"),
     )
     settings = {
-        name: value for name, value in _common_settings(reading, data).items() if name in ("lora_rank", "lora_targets")
+        name: value for name, value in _common_settings(reader, config).items() if name in ("lora_rank", "lora_targets")
     }
-    return megatron_run(reading, run, world, settings)
+    return megatron_run(reader, parallel_run, world_size, settings)

@@ -1,4 +1,4 @@
-"""Keys of verl's actor and model: those that are read, those that change no memory, and those that are refused."""
+"""Keys of verl's actor and model: keys that are read, keys that change no memory, and keys that are refused."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ NOTED = {
 """Keys that are counted otherwise, an estimate → the note."""
 
 
-def check_keys(reading: Reading, data: Table) -> None:
-    """Notes the keys of the actor and of the model that may change memory and are not read."""
-    for key, value in data.items():
+def check_keys(reader: Reading, config: Table) -> None:
+    """Adds a note on each key of the actor and of the model that is not read and may change memory."""
+    for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
             continue
         name = key.removeprefix("actor_rollout_ref.")
         if name in NOTED:
             note = f"{key}: {NOTED[name]}"
-            reading.notes += [note] * (value not in ("alltoall",))
+            reader.notes += [note] * (value not in ("alltoall",))
         elif name not in READ and WITHOUT_MEMORY.fullmatch(name) is None:
-            reading.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"
+            reader.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"

@@ -1,4 +1,4 @@
-"""Reads the further models on the actor's devices: the rollout engine, the reference model and the critic.
+"""Reads the other models on the actor's devices: the rollout engine, the reference model and the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -37,30 +37,32 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 
 
 def read_rollout(
-    reading: Reading, data: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
+    reader: Reading, config: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
 ) -> Rollout:
     """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
 
     micro_batch: sequences of a micro-batch of the update, and tokens of each.
     """
     kind = "megatron" if megatron else "fsdp_config"
-    reading.notes.append("rollouts at their longest")
-    engine_name, flags = _engine_and_flags(reading, data)
-    sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
-    is_compiled = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
-    is_fused = reading.flag(data, f"{MODEL}.use_fused_kernels")
+    reader.notes.append("rollouts at their longest")
+    engine_name, flags = _engine_and_flags(reader, config)
+    sequences, tokens = _log_probability_batch(reader, config, *micro_batch)
+    is_compiled = reader.flag(config, f"{ACTOR}.use_torch_compile", True)
+    is_fused = reader.flag(config, f"{MODEL}.use_fused_kernels")
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
         source=SOURCE,
         engine=engine_name,
         flags=flags,
-        sleeps=reading.flag(data, f"{ROLLOUT}.free_cache_engine", True),
+        sleeps=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded=frozenset(
-            states for name, states in OFFLOADED.items() if reading.flag(data, f"{ACTOR}.{kind}.{name}")
+            states
+            for argument_name, states in OFFLOADED.items()
+            if reader.flag(config, f"{ACTOR}.{kind}.{argument_name}")
         ),
-        reference=_reference_model(reading, data, layout, megatron),
-        critic=_critic_place(reading, data, megatron),
+        reference=_reference_model(reader, config, layout, megatron),
+        critic=_critic_place(reader, config, megatron),
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
@@ -69,43 +71,45 @@ def read_rollout(
         else 2
         if is_compiled and not megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
+        transfer_bytes=size_of(reader, bucket, reader.value(config, bucket, 2048)) << 20,
     )
 
 
-def _engine_and_flags(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
+def _engine_and_flags(reader: Reading, config: Table) -> tuple[str, dict[str, Any]]:
     """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
-    name = str(reading.value(data, f"{ROLLOUT}.name", "vllm"))
+    name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
-        reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
+        reader.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, share_flag, length_flag = ENGINE_FLAGS[name]
     lengths = (
-        reading.size(data, f"data.max_{prompt_or_response}_length", 512)
+        reader.size(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
     )
     length_key = f"{ROLLOUT}.max_model_len"
     flags: dict[str, Any] = {
-        tp_flag: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        share_flag: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
-        length_flag: sum(lengths) if data.get(length_key) is None else size_of(reading, length_key, data[length_key]),
+        tp_flag: reader.size(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
+        length_flag: sum(lengths)
+        if config.get(length_key) is None
+        else size_of(reader, length_key, config[length_key]),
     }
     if name == "vllm":
-        flags["max_num_seqs"] = reading.size(data, f"{ROLLOUT}.max_num_seqs", 256)
-        flags["max_num_batched_tokens"] = reading.size(data, f"{ROLLOUT}.max_num_batched_tokens", 8192)
-        flags["enforce_eager"] = reading.flag(data, f"{ROLLOUT}.enforce_eager")
+        flags["max_num_seqs"] = reader.size(config, f"{ROLLOUT}.max_num_seqs", 256)
+        flags["max_num_batched_tokens"] = reader.size(config, f"{ROLLOUT}.max_num_batched_tokens", 8192)
+        flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
     for size in DIVIDING:
-        if data.get(f"{ROLLOUT}.{size}") not in (None, 1):
-            reading.unknown[f"{ROLLOUT}.{size}"] = "the engine's rollouts are modelled with tensor parallelism alone"
-    return name, flags | _engine_arguments(reading, data, name)
+        if config.get(f"{ROLLOUT}.{size}") not in (None, 1):
+            reader.unknown[f"{ROLLOUT}.{size}"] = "the engine's rollouts are modelled with tensor parallelism alone"
+    return name, flags | _engine_arguments(reader, config, name)
 
 
-def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
+def _engine_arguments(reader: Reading, config: Table, name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
     flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
-    for key, value in data.items():
+    for key, value in config.items():
         argument = key.removeprefix(section)
         if (
             key.startswith(section)
@@ -116,36 +120,38 @@ def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any
     return flags
 
 
-def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns sequences, and tokens per sequence, of a log-probability micro-batch; by default as in the update."""
-    sequence_ranks = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-    if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
+def _log_probability_batch(reader: Reading, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
+    """Returns sequences, and tokens per sequence, of a micro-batch of log-probabilities; by default the actor's."""
+    sequence_ranks = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
-        default = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reading.size(data, length_key, default) // sequence_ranks
-    micro_batch_value = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+        default = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        return 1, reader.size(config, length_key, default) // sequence_ranks
+    micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
-        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+        sequences = size_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
     return sequences, tokens // sequence_ranks
 
 
-def _reference_model(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
-    """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
-    has_kl_term = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
-    if not has_kl_term or data.get(f"{MODEL}.lora_rank") not in (None, 0):
+def _reference_model(reader: Reading, config: Table, layout: Layout, megatron: bool) -> Model:
+    """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
+    has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
+    if not has_kl_term or config.get(f"{MODEL}.lora_rank") not in (None, 0):
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
-    weights = str(reading.value(data, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
-    reference_place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
+    weights = str(reader.value(config, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
+    reference_place: Place = "host" if reader.flag(config, f"{section}.param_offload") else "device"
     ranks = layout.tp * layout.pp if megatron else layout.dp // layout.hsdp_replicas
     return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
-def _critic_place(reading: Reading, data: Table, megatron: bool) -> Place:
-    """Returns the place of the critic, which is on the actor's devices with generalized advantage estimation."""
-    if str(reading.value(data, "algorithm.adv_estimator", "gae")) != "gae":
+def _critic_place(reader: Reading, config: Table, megatron: bool) -> Place:
+    """Returns where the critic is: on the actor's devices with generalized advantage estimation."""
+    if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section = "critic.megatron" if megatron else "critic.model.fsdp_config"
-    offloads = all(reading.flag(data, f"{section}.{name}") for name in ("param_offload", "optimizer_offload"))
-    reading.notes.append("the critic is counted as large as the actor")
+    offloads = all(
+        reader.flag(config, f"{section}.{argument_name}") for argument_name in ("param_offload", "optimizer_offload")
+    )
+    reader.notes.append("the critic is counted as large as the actor")
     return "host" if offloads else "device"

@@ -12,7 +12,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Reading, RunUnder, Table, size_of
+from ..launch.record import LaunchSettings, Reading, Table, size_of
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
@@ -34,30 +34,30 @@ READ = frozenset(
 )
 
 
-def run_of_sft(reading: Reading, data: Table) -> RunUnder:
+def run_of_sft(reader: Reading, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
-    for name in data:
-        if name not in READ and name.startswith(IGNORED):
-            reading.ignored.append(name)
-        elif name not in READ:
-            reading.unknown[name[:100]] = "no key that is known"
-    world = reading.devices(reading.source.world_size)
-    cp = reading.size(data, "ulysses_sequence_parallel_size", 1)
-    length = reading.size(data, "data.max_length", 1024)
-    if world % cp or length % cp:
-        raise reading.wrong(
-            "ulysses_sequence_parallel_size", f"{cp} on {world} devices; expected --devices of a multiple of {cp}"
+    for argument_name in config:
+        if argument_name not in READ and argument_name.startswith(IGNORED):
+            reader.ignored.append(argument_name)
+        elif argument_name not in READ:
+            reader.unknown[argument_name[:100]] = "no key that is known"
+    world_size = reader.devices(reader.source.world_size)
+    cp = reader.size(config, "ulysses_sequence_parallel_size", 1)
+    length = reader.size(config, "data.max_length", 1024)
+    if world_size % cp or length % cp:
+        raise reader.wrong(
+            "ulysses_sequence_parallel_size", f"{cp} on {world_size} devices; expected --devices of a multiple of {cp}"
         )
     if cp > 1:
-        reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
-    ranks = world // cp
-    if data.get("data.micro_batch_size") is not None:
-        batch = max(1, size_of(reading, "data.micro_batch_size", data["data.micro_batch_size"]) // ranks)
+        reader.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    ranks = world_size // cp
+    if config.get("data.micro_batch_size") is not None:
+        batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // ranks)
     else:
-        batch = reading.size(data, "data.micro_batch_size_per_gpu", 4)
-    weights = str(reading.value(data, "model.fsdp_config.model_dtype", "fp32"))
+        batch = reader.size(config, "data.micro_batch_size_per_gpu", 4)
+    weights = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
     if weights not in ("fp32", "bf16", "bfloat16", "float32"):
-        raise reading.wrong("model.fsdp_config.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
+        raise reader.wrong("model.fsdp_config.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
     is_fp32 = weights in ("fp32", "float32")
     settings: dict[str, Any] = {
         "phase": "training",
@@ -65,26 +65,28 @@ def run_of_sft(reading: Reading, data: Table) -> RunUnder:
         "attn_implementation": "flash",
         "batch": batch,
         "seq": length // cp,
-        "num_microbatches": max(1, reading.size(data, "data.train_batch_size", 256) // (batch * ranks)),
+        "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * ranks)),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",
     }
-    if reading.flag(data, "model.enable_gradient_checkpointing", True):
+    if reader.flag(config, "model.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
-    if reading.flag(data, "model.use_liger"):
+    if reader.flag(config, "model.use_liger"):
         settings["norm"] = "fused"
-    if data.get("model.lora_rank") not in (None, 0):
-        settings["lora_rank"] = size_of(reading, "model.lora_rank", data["model.lora_rank"])
-        targets = reading.value(data, "model.target_modules", "all-linear")
+    if config.get("model.lora_rank") not in (None, 0):
+        settings["lora_rank"] = size_of(reader, "model.lora_rank", config["model.lora_rank"])
+        targets = reader.value(config, "model.target_modules", "all-linear")
         settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
         if is_fp32:
-            reading.frozen = FP32_SHARDS
-            reading.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
-    strategy = str(reading.value(data, "model.strategy", "fsdp2"))
+            reader.frozen = FP32_SHARDS
+            reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
+    strategy = str(reader.value(config, "model.strategy", "fsdp2"))
     if strategy not in ("fsdp", "fsdp2"):
-        raise reading.wrong("model.strategy", f"{shown(strategy)}; expected fsdp or fsdp2")
-    offloads = any(reading.flag(data, f"model.fsdp_config.{name}") for name in ("cpu_offload", "offload_params"))
-    layout = Layout(dp=world, zero=3 if world > 1 else 0)
+        raise reader.wrong("model.strategy", f"{shown(strategy)}; expected fsdp or fsdp2")
+    offloads = any(
+        reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
+    )
+    layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
     own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads)
-    return RunUnder(layout, settings, own_settings)
+    return LaunchSettings(layout, settings, own_settings)

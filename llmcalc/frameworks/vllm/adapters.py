@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters in vLLM (vllm/lora/layers): memory that `--enable-lora` takes when the model is loaded.
+"""Slots of LoRA adapters in vLLM (vllm/lora/layers), which `--enable-lora` allocates when the model is loaded.
 
 Each linear layer of the rank has, for each of `max_loras` slots, a matrix of `max_lora_rank` rows over its inputs and
 one over its outputs; of packed layers each slice has its own pair, and of experts each expert (read in 0.19 and 0.33).
@@ -36,7 +36,7 @@ def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
-    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
     Raises `InputError` for layers whose adapters are not modelled.

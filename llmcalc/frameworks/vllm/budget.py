@@ -115,8 +115,9 @@ class Server(EngineServer):
             raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
 
     def check_context_ranks(self) -> None:
-        """Raises `InputError` for a division of the cache's tokens that vLLM refuses (vllm/config/model.py,
-        `verify_with_parallel_config`): only ranks that would hold copies of the same heads divide tokens.
+        """Raises `InputError` for decode context parallelism that vLLM refuses (`verify_with_parallel_config`).
+
+        Only ranks that would hold copies of the same heads may divide tokens (vllm/config/model.py).
         """
         ranks = self.context_ranks
         if ranks == 1:
@@ -140,7 +141,7 @@ class Server(EngineServer):
         return int(self.flags.get("decode_context_parallel_size", 1))
 
     def check_environment(self) -> None:
-        """Raises `InputError` for environment variables and flag tables that are not modelled."""
+        """Raises `InputError` for environment variables and JSON flags that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
@@ -155,13 +156,13 @@ class Server(EngineServer):
 
     @property
     def compilation(self) -> Mapping[str, Any]:
-        """The value of `--compilation-config`, name → value."""
+        """The contents of `--compilation-config`: name → value."""
         table: Mapping[str, Any] = self.flags.get("compilation_config", {})
         return table
 
     @cached_property
     def speculation(self) -> Speculation:
-        """The speculative decoding of the server."""
+        """The server's settings of speculative decoding."""
         return speculation_of(self.flags, self.preset)
 
     @cached_property
@@ -173,7 +174,7 @@ class Server(EngineServer):
 
     @property
     def loads_towers(self) -> bool:
-        """Whether image and audio encoders are loaded; not if such inputs are not allowed (models/interfaces.py)."""
+        """Whether image and audio encoders are loaded; not if the flags allow no images and no audio."""
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
@@ -191,7 +192,7 @@ class Server(EngineServer):
 
     @property
     def graph_mode(self) -> str:
-        """Which graphs are captured: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
+        """The mode of CUDA graphs: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
         return str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
 
     @property
@@ -231,7 +232,7 @@ class Server(EngineServer):
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
-        """The rules of vLLM's second model runner; None where the first model runner runs the model."""
+        """The memory rules of vLLM's second model runner; None if the first one runs the model."""
         return second_runner(self.record, self.rule_numbers, self.rank(0), self.flags)
 
     @cached_property
@@ -242,11 +243,11 @@ class Server(EngineServer):
 
     @cached_property
     def state_rules(self) -> StateRules:
-        """How the version keeps recurrent states."""
+        """The version's rules for recurrent states."""
         return self.record.state_rules(self.rule_numbers)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether each sequence needs a block: beside recurrent states, where graphs decode whole batches."""
+        """Whether each sequence must have a cache block: with recurrent states, if CUDA graphs decode whole batches."""
         decodes_in_graphs = self.captured_graphs > 0 and self.graph_mode != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -319,7 +320,7 @@ class Server(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """The tokens of a step in which all sequences decode, including drafted tokens."""
+        """The tokens of a decoding step of all sequences, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.tokens)
 
     @property
@@ -337,7 +338,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "max_model_len": self.longest_request,
             "max_num_seqs": self.max_num_seqs,
@@ -352,9 +353,11 @@ class Server(EngineServer):
     def rank(self, stage: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage == 0
-        number = self.layout.rank(pp=stage)
+        rank_number = self.layout.rank(pp=stage)
         has_draft_modules = self.speculation.with_mtp and stage == self.pp - 1
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, has_draft_modules)
+        return EngineRank(
+            self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
+        )
 
     def profile_run(self, stage: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
@@ -374,7 +377,7 @@ class Server(EngineServer):
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
-        """The run of the encoder of images in the profile run; None without one, or where it is not modelled."""
+        """The image encoder's part of the profile run; None without an encoder, or if it is not modelled."""
         if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
             return None
         limits = self.flags.get("limit_mm_per_prompt", {})
@@ -395,13 +398,13 @@ class Server(EngineServer):
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
     def graph_bytes(self, layers: int) -> int:
-        """Returns the estimated bytes of CUDA graphs, which fall with the number of captured sequences."""
+        """Returns the estimated bytes of CUDA graphs, which depend on the number of captured sequences."""
         estimate = self.record.cuda_graphs
         captured_share = self.captured_graphs / (2 * len(GRAPH_SIZES))
         return int(captured_share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and MLA's copies."""
+        """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and copies for MLA."""
         tables = rank.rope_elements * self.element_bytes
         _, _, experts = rank.widths
         padding = 0
@@ -414,7 +417,7 @@ class Server(EngineServer):
         return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
     def repeated_towers(self, rank: EngineRank) -> int:
-        """Returns the extra bytes of encoders where each rank has whole encoders (`--mm-encoder-tp-mode`)."""
+        """Returns the extra bytes of encoders that each rank loads in full (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
         whole_bytes, rank_bytes = (
@@ -424,7 +427,7 @@ class Server(EngineServer):
         return whole_bytes - rank_bytes
 
     def cache_element(self, rank: EngineRank) -> Fraction:
-        """Returns the bytes of one KV cache element, with its share of the quantization scales."""
+        """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
@@ -451,9 +454,9 @@ class Server(EngineServer):
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
         return compressed_pool(rank, self.record.page_layout(self.rule_numbers), has_fp4_indexer)
 
-    def stage(self, number: int) -> Stage:
+    def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, run, rules = self.rank(number), self.profile_run(number), self.rules
+        rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = self.compressed_pool(rank) or block_pool(
@@ -477,7 +480,7 @@ class Server(EngineServer):
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
         weights = self.measured_or_computed("weights", weights)
-        peak = self.measured_or_computed("profile_run", run.peak_bytes(rank, rules))
+        peak = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
         taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
         cache_bytes = int(
             self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
@@ -485,20 +488,26 @@ class Server(EngineServer):
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
-        terms = (
+        memory_terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
-            Term("profile_run", peak, estimate if run.workspace else "source", rules.place, run.origin(rank, rules)),
+            Term(
+                "profile_run",
+                peak,
+                estimate if profile_run.workspace else "source",
+                rules.place,
+                profile_run.origin(rank, rules),
+            ),
             Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
-        return Stage(self.with_receipt(terms), pool, cache_bytes, blocks, graphs)
+        return Stage(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes of token counts for sampling penalties, where they reduce the KV cache."""
+        """Returns the bytes of token counts for sampling penalties, if they reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
@@ -570,7 +579,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
 
 def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
-    """Returns vLLM's message where it does not start, by its checks in their order; empty where it starts."""
+    """Returns vLLM's error message if it does not start; empty if it starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
     if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
@@ -608,7 +617,7 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> int:
-    """Returns the longest `--max-model-len` with which the cache holds one request; 0 if none."""
+    """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
     server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     return fullest_stage.pool.longest_request(

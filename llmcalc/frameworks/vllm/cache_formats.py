@@ -26,7 +26,7 @@ SCALE_BYTES = 4
 
 
 def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
-    """Returns the bytes of one KV cache element with its share of the scales.
+    """Returns the bytes per element of the KV cache, with the element's part of the scales.
 
     word: the format. rank: the model of a rank. Raises `InputError` for a model or a version that has no such cache.
     """

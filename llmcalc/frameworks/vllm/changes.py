@@ -50,20 +50,20 @@ def candidates(
 
 
 def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
 
     That is tensor parallelism within a server of 8 devices, then stages of 8. Where vLLM refuses its own default number
-    of sequences, as many as the cache has blocks. most: the largest number of devices.
+    of sequences, as many as the cache has blocks. most_devices: the largest number of devices.
     """
     tensor = flags.get("tensor_parallel_size")
     stages = flags.get("pipeline_parallel_size")
     devices = 1
-    while devices <= most:
+    while devices <= most_devices:
         tp = tensor or min(devices, 8)
         layout = {"tensor_parallel_size": tp, "pipeline_parallel_size": stages or max(1, devices // tp)}
-        flags_of_layout = {name: size for name, size in layout.items() if size > 1}
+        flags_of_layout = {name: parallel_size for name, parallel_size in layout.items() if parallel_size > 1}
         if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
             try:
                 planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
@@ -81,6 +81,6 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     """Returns vLLM's flags of a layout; None for experts divided over only some ranks, which vLLM does not support."""
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
-    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
-    flags: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1}
+    parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
+    flags: dict[str, Any] = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})

@@ -1,4 +1,4 @@
-"""What the encoder of images takes in vLLM's profile run (v1/worker/gpu_model_runner.py, `profile_run`).
+"""The memory of the image encoder in vLLM's profile run (v1/worker/gpu_model_runner.py, `profile_run`).
 
 Before the text model runs, the encoder reads as many of the largest images as its budget of tokens allows
 (multimodal/encoder_budget.py, `MultiModalBudget`; v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`). Its
@@ -34,7 +34,7 @@ ATTENTION_VECTORS = 4
 
 
 class EncoderRequest(NamedTuple):
-    """What decides the encoder's run.
+    """The settings that determine the image encoder's part of the profile run.
 
     tokens, sequences, length: max_num_batched_tokens, max_num_seqs and max_model_len. limit: images of a prompt.
     ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide the
@@ -54,7 +54,7 @@ class EncoderRequest(NamedTuple):
 
 
 class EncoderRun(NamedTuple):
-    """The encoder's run.
+    """The image encoder's part of the profile run.
 
     images: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the encoder.
     output_bytes, pixel_bytes: its outputs and inputs.
@@ -68,12 +68,12 @@ class EncoderRun(NamedTuple):
 
 
 def input_limit(limit: Any) -> Any:
-    """Returns the number of inputs of a kind in a request: a number, or the `count` of a table."""
+    """Returns the largest number of inputs of a kind per request, from a number or the `count` of a table."""
     return limit.get("count", MOST_IMAGES) if isinstance(limit, Mapping) else limit
 
 
 def image_limit(limits: Mapping[str, Any]) -> int:
-    """Returns the images of a request under `--limit-mm-per-prompt`. Raises `InputError` for no whole number."""
+    """Returns the largest number of images per request (`--limit-mm-per-prompt`). Raises `InputError`."""
     limit = input_limit(limits.get("image", MOST_IMAGES))
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
         raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
@@ -81,7 +81,7 @@ def image_limit(limits: Mapping[str, Any]) -> int:
 
 
 def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Returns the height and width in pixels of the image that `--limit-mm-per-prompt` names; None for the largest.
+    """Returns the image's height and width in pixels from `--limit-mm-per-prompt`; None for the largest image.
 
     Raises `InputError` for sizes that are no whole numbers.
     """
@@ -95,13 +95,13 @@ def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def image_tower(spec: ModelSpec) -> VisionTower | None:
-    """Returns the encoder of images; None without one whose processor's rule is known."""
+    """Returns the image encoder; None without an encoder whose image processor is known."""
     towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
     return towers[0] if len(towers) == 1 and towers[0].image is not None else None
 
 
 def patch_of_long_videos(spec: ModelSpec) -> int:
-    """Returns the patch size of an encoder whose videos have the tokens of an image for each two frames; else 0."""
+    """Returns the patch size of an encoder that encodes two video frames as one image; otherwise 0."""
     tower = image_tower(spec)
     if tower is None or not isinstance(tower.image, SmartResize):
         return 0
@@ -109,7 +109,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 
 def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str, Any]) -> EncoderRun | None:
-    """Returns the run of a model's encoder of images; None without one that is known, or without images.
+    """Returns the image encoder's part of a model's profile run; None if it is unknown or gets no images.
 
     processor: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """
@@ -118,7 +118,7 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
         return None
     rule = _with_processor(tower.image, processor)
     sizes = [(down * LARGE, across * LARGE) for down, across in SHAPES] if request.size is None else [request.size]
-    image = max(_encoded(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
+    image = max(_processed_images(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
     copies = 1
     if request.frames:
         most = max(1, request.length // image.tokens)
@@ -140,8 +140,8 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     )
 
 
-def _encoded(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
-    """Returns images of these sizes as the processor cuts them, without those that it refuses."""
+def _processed_images(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
+    """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     images = []
     for height, width in sizes:
         try:
@@ -154,7 +154,7 @@ def _encoded(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int)
 
 
 def _layer_elements(tower: VisionTower, ranks: int) -> int:
-    """Returns the most elements that are alive for a patch in a layer of the encoder, which runs without compilation.
+    """Returns the largest number of live elements per patch in an encoder layer, which is not compiled.
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
     """
@@ -169,7 +169,7 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
 
 
 def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
-    """Returns the rule with the limits of `--mm-processor-kwargs`."""
+    """Returns the image processor with the limits of `--mm-processor-kwargs`."""
     table = dict(processor)
     size = table.pop("size", {})
     if not isinstance(size, Mapping):

@@ -22,7 +22,7 @@ SIMILAR = 1.5
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one cache type. groups: KV cache groups that they fill. window: tokens per layer; None for all.
+    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
 
     states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
     those of the pool.
@@ -34,7 +34,7 @@ class Group:
     block: int | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows also hold."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows hold too."""
         block = self.block or block
         if self.states is not None:
             return self.groups * self.states.of_request(length, block)
@@ -61,7 +61,7 @@ class BlockPool:
 
     @property
     def aligns_states(self) -> bool:
-        """Whether states are kept at the ends of blocks, as prefix caching does."""
+        """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(group.states is not None and group.states.mode == "align" for group in self.groups)
 
     def blocks(self, available: int) -> int:
@@ -79,19 +79,19 @@ class BlockPool:
         return blocks / max(1, self.blocks_of_request(length, chunk))
 
     def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
-        """Returns the tokens of the KV cache as a vLLM version prints them."""
+        """Returns the tokens of the KV cache as this vLLM version prints them."""
         if rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, chunk) * length)
         if rules.printed_tokens == "blocks x block_size":
             return blocks * self.block_size
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
-    def longest_request(self, blocks: int, chunk: int, most: int) -> int:
-        """Returns the tokens of the longest request that the blocks hold: at most `most`, or a multiple of a block."""
+    def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
+        """Returns the length of the longest request that the blocks hold: `max_tokens`, or whole blocks."""
         smallest_block = min(group.block or self.block_size for group in self.groups)
-        low, high = 0, most // smallest_block
-        if self.blocks_of_request(most, chunk) <= blocks:
-            return most
+        low, high = 0, max_tokens // smallest_block
+        if self.blocks_of_request(max_tokens, chunk) <= blocks:
+            return max_tokens
         while low < high:
             middle = (low + high + 1) // 2
             if self.blocks_of_request(middle * smallest_block, chunk) <= blocks:
@@ -160,8 +160,8 @@ def _pool_of_layer_groups(
         block_size = max(block_size, tokens)
     counts = [*layers_by_window.values(), *([state_layers] if states else [])]
     smallest_count, largest_count = min(counts), max(counts)
-    size = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
-    groups = [Group(-(-layers // size), window) for window, layers in layers_by_window.items()]
+    layers_per_group = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
+    groups = [Group(-(-layers // layers_per_group), window) for window, layers in layers_by_window.items()]
     if states:
-        groups.append(Group(-(-state_layers // size), None, state_blocks))
-    return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))
+        groups.append(Group(-(-state_layers // layers_per_group), None, state_blocks))
+    return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(groups))

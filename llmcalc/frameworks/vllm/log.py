@@ -1,4 +1,4 @@
-"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), in each version's words."""
+"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), of all versions."""
 
 from __future__ import annotations
 
@@ -91,73 +91,75 @@ CONFIG_FIELDS = {
 """Fields of the printed configuration of the engine → names of flags."""
 
 
-def read_log(log: LogText) -> LogReading | None:
-    """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
-    facts = Facts(log, PATTERNS)
-    terms = tuple(_memory_terms(facts))
-    message = next(iter(log.lines_with(*MESSAGES)), "")
-    arguments = _flags_in_log(log)
-    is_named = "version" in facts or any(name in facts for name in ("kv_tokens", "budget"))
-    if not (message or (terms and (is_named or len(terms) > 1 or "weights" in facts))):
+def read_log(log_text: LogText) -> LogReading | None:
+    """Returns the memory sizes that vLLM printed in a log; None if it has none."""
+    log_values = Facts(log_text, PATTERNS)
+    memory_terms = tuple(_memory_terms(log_values))
+    message = next(iter(log_text.lines_with(*MESSAGES)), "")
+    arguments = _flags_in_log(log_text)
+    is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
+    if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
         return None
-    model = str(arguments.pop("model", "")) or facts.text("model")
-    utilization = facts.text("gpu_memory_utilization")
-    total_bytes = facts.last_size("total")
-    if total_bytes is None and "total_gib" in facts:
-        total_bytes = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
-    if total_bytes is None and "budget" in facts and utilization and float(utilization or 0) > 0:
-        total_bytes = round(facts.sizes("budget")[-1] / float(utilization))
+    model = str(arguments.pop("model", "")) or log_values.text("model")
+    utilization = log_values.text("gpu_memory_utilization")
+    total_bytes = log_values.last_size("total")
+    if total_bytes is None and "total_gib" in log_values:
+        total_bytes = round(float(log_values.text("total_gib").rstrip(".") or 0) * GIB)
+    if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
+        total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
-    for name in ("max_model_len", "max_num_batched_tokens"):
-        if name in facts:
-            stated_values[name] = facts.text(name).replace(",", "")
+    for term_name in ("max_model_len", "max_num_batched_tokens"):
+        if term_name in log_values:
+            stated_values[term_name] = log_values.text(term_name).replace(",", "")
     return LogReading(
         program="vllm",
         title="vLLM",
-        terms=terms,
-        version=facts.text("version").removeprefix("v"),
+        terms=memory_terms,
+        version=log_values.text("version").removeprefix("v"),
         model=model,
         total=total_bytes,
         flags=stated_values | arguments,
-        has_arguments=bool(log.lines_with(*ARGUMENTS)),
+        has_arguments=bool(log_text.lines_with(*ARGUMENTS)),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--max-num-seqs",
     )
 
 
-def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
+def _memory_terms(log_values: Facts) -> Iterator[LogTerm]:
     """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
-    yield from facts.largest("budget", "weights")
-    if "peak" in facts and "weights" in facts:
-        yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
-    if "peak_with_graphs" in facts:  # from 0.28 on the printed peak has the estimate of the graphs in it (#57936)
-        estimates = facts.sizes("estimated_graphs") or [0]
-        yield LogTerm("profile_run", max(facts.sizes("peak_with_graphs")) - max(estimates))
-    yield from facts.largest("profile_run", "non_torch")
-    if "consumed" in facts and "weights" in facts and "non_torch" not in facts:
-        yield LogTerm("non_torch", max(0, max(facts.sizes("consumed")) - max(facts.sizes("weights"))))
-    graphs = "estimated_graphs" if "estimated_graphs" in facts else "cuda_graphs"
-    if graphs in facts:
-        yield LogTerm("cuda_graphs", max(facts.sizes(graphs)))
-    if "kv_cache" in facts:
-        yield LogTerm("kv_cache", min(facts.sizes("kv_cache")))
-    if "blocks" in facts:
-        yield LogTerm("blocks", min(facts.counts("blocks")), "blocks")
-    if "kv_tokens" in facts:
-        yield LogTerm("kv_tokens", min(facts.counts("kv_tokens")), "tokens")
+    yield from log_values.largest("budget", "weights")
+    if "peak" in log_values and "weights" in log_values:
+        yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))
+    if "peak_with_graphs" in log_values:  # from 0.28 on the printed peak has the estimate of the graphs in it (#57936)
+        estimates = log_values.sizes("estimated_graphs") or [0]
+        yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(estimates))
+    yield from log_values.largest("profile_run", "non_torch")
+    if "consumed" in log_values and "weights" in log_values and "non_torch" not in log_values:
+        yield LogTerm("non_torch", max(0, max(log_values.sizes("consumed")) - max(log_values.sizes("weights"))))
+    graphs = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
+    if graphs in log_values:
+        yield LogTerm("cuda_graphs", max(log_values.sizes(graphs)))
+    if "kv_cache" in log_values:
+        yield LogTerm("kv_cache", min(log_values.sizes("kv_cache")))
+    if "blocks" in log_values:
+        yield LogTerm("blocks", min(log_values.counts("blocks")), "blocks")
+    if "kv_tokens" in log_values:
+        yield LogTerm("kv_tokens", min(log_values.counts("kv_tokens")), "tokens")
 
 
-def _flags_in_log(log: LogText) -> dict[str, Any]:
-    """Returns the model and the flags that a log prints, which the user typed or the engine's configuration has."""
+def _flags_in_log(log_text: LogText) -> dict[str, Any]:
+    """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
-    for line in log.lines_with("LLM engine (v", "LLM engine with config"):
-        for name, value in argument_pairs(line).items():
-            if name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
-            elif name == "model":
-                arguments[name] = value
-    for line in log.lines_with(*ARGUMENTS):
+    for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
+        for term_name, value in argument_pairs(line).items():
+            if term_name in CONFIG_FIELDS:
+                arguments[CONFIG_FIELDS[term_name]] = (
+                    str(value).removeprefix("torch.") if term_name == "dtype" else value
+                )
+            elif term_name == "model":
+                arguments[term_name] = value
+    for line in log_text.lines_with(*ARGUMENTS):
         typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
         arguments |= typed_arguments

@@ -27,7 +27,7 @@ ALWAYS_FROM = (0, 30)
 def second_runner(
     record: VLLMRecord, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondRunner | None:
-    """Returns the second model runner's rules where a server uses it; None where the first model runner runs.
+    """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
 
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
@@ -64,7 +64,7 @@ def _is_default_runner(
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the class names in the `architectures` of a model's config, existing or exported; none if unknown."""
+    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
     if preset.config is not None:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()

@@ -49,12 +49,12 @@ class ProfileRun(NamedTuple):
 
     @property
     def encoder_bytes(self) -> int:
-        """The peak in the encoder of images."""
+        """The peak bytes of activations in the image encoder."""
         return 0 if self.encoder is None else self.encoder.pass_bytes
 
     @property
     def bytes_of_images(self) -> int:
-        """What the encoder's run leaves while the text model runs: its outputs, and perhaps its inputs."""
+        """Bytes of image inputs and encoder outputs that stay allocated while the text model runs."""
         if self.encoder is None:
             return 0
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
@@ -69,7 +69,7 @@ class ProfileRun(NamedTuple):
         return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
 
     def hidden_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes of hidden states: all tokens, the sampled rows, and what a pipeline sends."""
+        """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
         h = rank.hidden_size
         sent_bytes = 2 * self.tokens * h * 2 if self.stages > 1 else 0
         return (self.tokens + self.sequences) * h * self.element_bytes + sent_bytes
@@ -94,7 +94,7 @@ class ProfileRun(NamedTuple):
         return self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
-        """Returns a description of the tensors at the peak, in a few words."""
+        """Returns a short description of the tensors at the peak."""
         layers, after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
         if self.encoder is not None and self.encoder_bytes > max(layers, after_layers) + self.bytes_of_images:
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"

@@ -1,4 +1,4 @@
-"""The blocks of recurrent states in vLLM's cache, and how many of them a request takes.
+"""The blocks of recurrent states in vLLM's cache, and their number per request.
 
 A state takes one block, whose bytes attention's blocks adopt (vllm/platforms/interface.py, `_align_hybrid_block_size`;
 to 0.19 vllm/model_executor/models/config.py). With prefix caching a request keeps further states: two in the mode
@@ -32,7 +32,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """How recurrent states are kept.
+    """The number and the place of recurrent states in vLLM's cache.
 
     mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     drafted: tokens that are drafted for a step, each with a state of its own. checkpoints: further states of a request.
@@ -45,7 +45,7 @@ class StateBlocks(NamedTuple):
     alignment: int = ALIGNMENT
 
     def of_request(self, length: int, block: int) -> int:
-        """Blocks of a group of layers for one request of that length. block: tokens of a block."""
+        """Returns the state blocks of a layer group for one request of this length. block: tokens of a block."""
         if self.mode == "all":
             return -(-length // block) + self.drafted
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.drafted
@@ -58,7 +58,7 @@ CURRENT_STATE = StateBlocks()
 def state_blocks(
     rank: EngineRank, rules: StateRules, hardware: Hardware, flags: Mapping[str, Any], drafted: int, block_size: int
 ) -> StateBlocks:
-    """Returns how a server keeps the recurrent states of a rank's model.
+    """Returns how vLLM stores the recurrent states of the model on a rank.
 
     hardware: the accelerator. flags: values of vLLM's flags by their fields. drafted: tokens that are drafted for a
     step. block_size: tokens of a block as `--block-size` or the default has them.
@@ -67,7 +67,7 @@ def state_blocks(
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
     mode = "current"
     if flags.get("enable_prefix_caching", rules.caches_prefixes):
-        mode = _mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
+        mode = _state_storage_mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
     alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
@@ -83,13 +83,13 @@ def state_blocks(
 
 
 def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
-    """Whether FlashInfer computes the prompts of a Gated DeltaNet and exports a state within them."""
+    """Whether FlashInfer runs prompts of a Gated DeltaNet and can export a state inside a prompt."""
     first = rules.checkpoints_of_delta_nets
     return first is not None and hardware.compute_capability is not None and float(hardware.compute_capability) >= first
 
 
-def _mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
-    """Returns the mode with prefix caching. chosen: `--mamba-cache-mode`, `none` where it is open."""
+def _state_storage_mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
+    """Returns vLLM's mode of storing recurrent states under prefix caching. chosen: `--mamba-cache-mode`."""
     if rules.mode_of_prefixes != "all or align":
         return rules.mode_of_prefixes
     if not has_mamba or chosen == "align" or (chosen == "none" and drafted and rules.aligns_drafts):
@@ -98,11 +98,11 @@ def _mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
 
 
 def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
-    """Returns the states as vLLM stores them: a convolution of k tokens keeps the last k − 1, and the drafted ones.
+    """Returns the recurrent states as vLLM stores them: a convolution's last k − 1 inputs, and those of drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _kernel(part))}
+    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _convolution_tokens(part))}
     if len(kernels) != 1:
         return rank.state_caches
     kernel = kernels.pop()
@@ -114,8 +114,8 @@ def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
     ]
 
 
-def _kernel(part: Any) -> int:
-    """Returns the tokens that the state of a mixer's convolution has in transformers; 0 without one."""
+def _convolution_tokens(part: Any) -> int:
+    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel := getattr(part, field, None)) is not None:
             return int(kernel)

@@ -83,7 +83,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 
 
 def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
-    """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model."""
+    """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
         method = "draft_model" if states_of(draft.model) is None else OF_STATES[1]
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}

@@ -51,7 +51,7 @@ class SecondRunner(VersionRange):
 
 
 class StateRules(VersionRange):
-    """How recurrent states are kept in a range of versions; the file explains the fields."""
+    """The rules for recurrent states of a range of versions; the TOML file explains the fields."""
 
     caches_prefixes: bool = False
     mode_of_prefixes: Literal["current", "all or align", "align"]
@@ -74,7 +74,7 @@ class CompressedPages(VersionRange):
 
 
 class VideoFrames(VersionRange):
-    """Frames of the longest video in the profile run, of encoders with patches of that size; the file explains them."""
+    """Frames of the longest video in the profile run, by patch size; the TOML file explains the fields."""
 
     patch_size: int
     frames: int
@@ -126,7 +126,7 @@ class NonTorch(VersionRange, MeasuredOverhead):
 
 
 class GraphEstimate(Record):
-    """The estimated memory of CUDA graphs: a constant and an amount per layer, for `sequences` sequences or more."""
+    """The estimated memory of CUDA graphs: a constant and an amount per layer. sequences: least number of sequences."""
 
     constant_mib: float
     mib_per_layer: float
@@ -135,7 +135,7 @@ class GraphEstimate(Record):
 
     @property
     def source(self) -> str:
-        """The number of logs that the estimate is from, in words."""
+        """The source of the estimate in words: the number of logs."""
         return f"{self.logs} logs of h100-sxm"
 
 
@@ -164,12 +164,12 @@ class VLLMRecord(EngineRecord[Rules]):
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
-        """Returns the frames of the longest video whose tokens are not limited as those of an image are; 0 for none."""
+        """Returns the frames of the longest video, if its tokens are not limited like an image's; otherwise 0."""
         rows = ranges_at(self.video_frames, version)
         return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
 
     def state_rules(self, version: Numbers) -> StateRules:
-        """Returns how a version keeps recurrent states; of versions before them the first row."""
+        """Returns a version's rules for recurrent states; the first rules for all earlier versions."""
         return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
 
     def page_layout(self, version: Numbers) -> PageLayout:
@@ -190,7 +190,7 @@ class VLLMRecord(EngineRecord[Rules]):
         return next(padding for padding in rows if padding.at_least <= capability < padding.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
-        """Returns the measured memory outside torch, of the newest measurement with at most these numbers of ranks."""
+        """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these."""
         rows = [
             overhead
             for overhead in ranges_at(self.non_torch, version)

@@ -44,18 +44,18 @@ class Elementwise(Views):
         """Adds a number to x."""
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
-    def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """Multiplies x by a number, or negates x. name: the operation's name in the graph."""
-        return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
+    def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
+        """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
+        return record(self.graph, operation_name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies two tensors."""
         saves = saved_factors(a, b)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return (
-                self.like(g, saved[0]) if needs_input_grad[0] else None,
-                self.like(g, saved[-1]) if needs_input_grad[1] else None,
+                self.like(output_gradient, saved[0]) if needs_input_grad[0] else None,
+                self.like(output_gradient, saved[-1]) if needs_input_grad[1] else None,
             )
 
         return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
@@ -64,89 +64,93 @@ class Elementwise(Views):
         """Divides a by b."""
         saves = (b, a) if b.needs_grad else (b,)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            gradient_b = self._divisor_gradient(g, *saved) if needs_input_grad[1] else None
-            return self.like(g, saved[0]) if needs_input_grad[0] else None, gradient_b
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            gradient_b = self._divisor_gradient(output_gradient, *saved) if needs_input_grad[1] else None
+            return self.like(output_gradient, saved[0]) if needs_input_grad[0] else None, gradient_b
 
         return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 
-    def _divisor_gradient(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
+    def _divisor_gradient(self, output_gradient: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """Computes −g · ((a / b) / b), the gradient of the divisor."""
         ratio = self.like(a, b)
-        second_ratio, negative = self.like(ratio, b), self.like(g)
+        second_ratio, negative = self.like(ratio, b), self.like(output_gradient)
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
         """Squares each element. torch allocates the same bytes for any other constant power."""
 
-        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
             doubled_power = self.like(power)
-            return (self.like(g, doubled_power),)
+            return (self.like(output_gradient, doubled_power),)
 
         return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)
 
     def rsqrt(self, x: Tensor) -> Tensor:
-        out = self.like(x)
+        output = self.like(x)
 
-        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            scaled_gradient, power = self.like(g), self.like(out)
+        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+            scaled_gradient, power = self.like(output_gradient), self.like(output)
             return (self.like(scaled_gradient, power),)
 
-        return record(self.graph, "rsqrt", (x,), out, backward, out)
+        return record(self.graph, "rsqrt", (x,), output, backward, output)
 
     def sqrt(self, x: Tensor) -> Tensor:
-        out = self.like(x)
+        output = self.like(x)
 
-        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            doubled_out = self.like(out)
-            return (self.like(g, doubled_out),)
+        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+            doubled_out = self.like(output)
+            return (self.like(output_gradient, doubled_out),)
 
-        return record(self.graph, "sqrt", (x,), out, backward, out)
+        return record(self.graph, "sqrt", (x,), output, backward, output)
 
     def expm1(self, x: Tensor) -> Tensor:
-        out = self.like(x)
+        output = self.like(x)
 
-        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            slope = self.like(out)
-            return (self.like(g, slope),)
+        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+            slope = self.like(output)
+            return (self.like(output_gradient, slope),)
 
-        return record(self.graph, "expm1", (x,), out, backward, out)
+        return record(self.graph, "expm1", (x,), output, backward, output)
 
     def clamp(self, x: Tensor) -> Tensor:
         """Limits x to a minimum."""
 
-        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             exceeds_minimum = self.compare(x)
-            return (self._gradient_where(g, exceeds_minimum),)
+            return (self._gradient_where(output_gradient, exceeds_minimum),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        def backward(g: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
-            return tuple(self._minimum_gradient(g, a, b) if needs_grad else None for needs_grad in needs_input_grad)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(
+                self._minimum_gradient(output_gradient, a, b) if needs_grad else None for needs_grad in needs_input_grad
+            )
 
         return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
-    def _minimum_gradient(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def _minimum_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
-        is_equal, half_gradient = self.compare(a, b), self.like(g)
-        gradient = self.like(is_equal, half_gradient, g, dtype=g.dtype)
+        is_equal, half_gradient = self.compare(a, b), self.like(output_gradient)
+        gradient = self.like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
         larger = self.compare(a, b)
         del larger
         return gradient
 
     def exp(self, x: Tensor) -> Tensor:
-        out = self.like(x)
-        return record(self.graph, "exp", (x,), out, lambda g, _, out: (self.like(g, out),), out)
+        output = self.like(x)
+        return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
-    def function(self, name: str, x: Tensor) -> Tensor:
-        """Applies an elementwise function whose gradient is one kernel."""
-        out = self.like(x)
-        if name in SAVES_OUTPUT:
-            return record(self.graph, name, (x,), out, lambda g, _, out: (self.like(g, out),), out)
-        assert name in SAVES_INPUT, name
-        return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
+    def function(self, operation_name: str, x: Tensor) -> Tensor:
+        """Applies an elementwise function whose gradient is computed by one kernel."""
+        output = self.like(x)
+        if operation_name in SAVES_OUTPUT:
+            return record(
+                self.graph, operation_name, (x,), output, lambda g, _, output: (self.like(g, output),), output
+            )
+        assert operation_name in SAVES_INPUT, operation_name
+        return record(self.graph, operation_name, (x,), output, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""
@@ -167,8 +171,11 @@ class Elementwise(Views):
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Selects elements of a where the condition holds, otherwise of b."""
 
-        def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
-            return tuple(self._gradient_where(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
+            return tuple(
+                self._gradient_where(output_gradient, condition) if needs_grad else None
+                for needs_grad in needs_input_grad
+            )
 
         return record(
             self.graph,
@@ -179,15 +186,15 @@ class Elementwise(Views):
             condition,
         )
 
-    def _gradient_where(self, g: Tensor, condition: Tensor) -> Tensor:
+    def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
-        zero = self.graph.new((), g.dtype)
-        return self.like(g, condition, zero, dtype=g.dtype)
+        zero = self.graph.new((), output_gradient.dtype)
+        return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs training dropout in one kernel, which saves a mask of one byte per element and allocates it first."""
-        mask, out = self.like(x, dtype=BOOL), self.like(x)
-        return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
+        mask, output = self.like(x, dtype=BOOL), self.like(x)
+        return record(self.graph, "dropout", (x,), output, lambda g, _, mask: (self.like(g),), mask)
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
@@ -196,17 +203,17 @@ class Elementwise(Views):
         return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
-        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
+        return record(self.graph, "mean", (x,), output, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
+        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
         axis = axis % len(input_shape)
 
-        def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
-            return (self.expand(g if keep else self.unsqueeze(g, axis), input_shape),)
+        def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+            return (self.expand(output_gradient if keep else self.unsqueeze(output_gradient, axis), input_shape),)
 
-        return record(self.graph, "sum", (x,), out, backward)
+        return record(self.graph, "sum", (x,), output, backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Computes the softmax over the last axis.
@@ -214,31 +221,36 @@ class Elementwise(Views):
         On a GPU the backward pass multiplies its gradient by its result first (aten/src/ATen/native/cuda/SoftMax.cu,
         `softmax_backward_cuda_out`).
         """
-        graph = self.graph
-        out = graph.new(x.shape, x.dtype if dtype is None else dtype)
+        autograd_graph = self.graph
+        output = autograd_graph.new(x.shape, x.dtype if dtype is None else dtype)
 
-        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            gradient = graph.new(out.shape, out.dtype)
-            product = graph.new(out.shape, out.dtype) if graph.multiprocessors else None
+        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+            gradient = autograd_graph.new(output.shape, output.dtype)
+            product = autograd_graph.new(output.shape, output.dtype) if autograd_graph.multiprocessors else None
             del product
             return (gradient,)
 
-        return record(graph, "softmax", (x,), out, backward, out)
+        return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def log_softmax(self, x: Tensor) -> Tensor:
-        out = self.graph.new(x.shape, x.dtype)
+        output = self.graph.new(x.shape, x.dtype)
         return record(
-            self.graph, "log_softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out
+            self.graph,
+            "log_softmax",
+            (x,),
+            output,
+            lambda g, _, output: (self.graph.new(output.shape, output.dtype),),
+            output,
         )
 
     def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean negative log-likelihood of the labels."""
-        out, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
+        output, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
         return record(
             self.graph,
             "nll_loss",
             (logs,),
-            out,
+            output,
             lambda g, _, logs, *__: (self.graph.new(logs.shape, logs.dtype),),
             logs,
             labels,

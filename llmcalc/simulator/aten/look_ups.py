@@ -42,14 +42,14 @@ class LookUps(Products):
         """Replaces elements of x's last axis by index with those of `source`, or with a constant."""
         shapes = x.shape, index.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if needs_grad else None
+                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
-        ins = (x,) if source is None else (x, source)
-        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), backward, index)
+        inputs = (x,) if source is None else (x, source)
+        return record(self.graph, "scatter", inputs, lambda: self.graph.new(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Selects rows of x by an index tensor with any number of axes."""
@@ -84,7 +84,7 @@ class LookUps(Products):
         return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
-        """Counts the integers 0 … bins − 1, in float32."""
+        """Counts how often each integer from 0 to bins − 1 occurs, in float32."""
         float_values = self.to(x, FLOAT32)
         return self.graph.new((bins,), float_values.dtype)
 
@@ -93,7 +93,7 @@ class LookUps(Products):
         return self.like(x), self.graph.new(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
-        """Sums source's rows at each index, starting from `rows` rows of zeros."""
+        """Adds the rows of `source` at their indices to `rows` rows of zeros."""
         zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
         shape = source.shape
         return record(

@@ -1,4 +1,4 @@
-"""Products of matrices, linear layers and convolutions, with the copies of their inputs under autocast."""
+"""Matrix products, linear layers and convolutions, with the copies of their inputs under autocast."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from .elementwise import Elementwise, saved_factors
 
 
 class Products(Elementwise):
-    """Products of matrices, linear layers and convolutions."""
+    """Matrix products, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices: [n, k] × [k, m]."""
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
-            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, gradient_b)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradient_b = (
+                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[1] else None
+            )
+            return (
+                self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[0] else None,
+                gradient_b,
+            )
 
         return record(
             self.graph,
@@ -38,10 +43,12 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[1] else None
-            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
-            return g if needs_input_grad[0] else None, of_a, gradient_b
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[1] else None
+            gradient_b = (
+                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[2] else None
+            )
+            return output_gradient if needs_input_grad[0] else None, of_a, gradient_b
 
         return record(
             self.graph,
@@ -87,12 +94,12 @@ class Products(Elementwise):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
         if self._runs_as_matrix(x, weight):
-            out = self.reshape(
+            output = self.reshape(
                 self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
             )
         else:
-            out = self._matmul(x, transposed_weight)
-        return out if bias is None else self.add(out, bias)
+            output = self._matmul(x, transposed_weight)
+        return output if bias is None else self.add(output, bias)
 
     def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
         """Whether a batched linear layer runs as one matrix product: for a trained weight, or if x needs no copy.
@@ -120,12 +127,12 @@ class Products(Elementwise):
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
             layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = [
-                self.graph.new(shape, g.dtype, strides) if needs else None
+                self.graph.new(shape, output_gradient.dtype, strides) if needs else None
                 for (shape, strides), needs in zip(layouts, needs_input_grad[1:], strict=True)
             ]
-            return self.graph.new(rows, g.dtype) if needs_input_grad[0] else None, *gradients
+            return self.graph.new(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
             self.graph,
@@ -141,9 +148,9 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
-            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradient_b = self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[1] else None
+            return (self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[0] else None, gradient_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(
@@ -155,12 +162,12 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], g.dtype) if needs_input_grad[1] else None
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[1] else None
             return (
-                g if needs_input_grad[0] else None,
+                output_gradient if needs_input_grad[0] else None,
                 of_a,
-                self.graph.new(shapes[1], g.dtype) if needs_input_grad[2] else None,
+                self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[2] else None,
             )
 
         shape = a.shape[0], a.shape[1], b.shape[2]
@@ -194,19 +201,19 @@ class Products(Elementwise):
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
-        ins = (x, weight) if bias is None else (x, weight, bias)
-        shapes = [tensor.shape for tensor in ins]
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        shapes = [tensor.shape for tensor in inputs]
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if needs_grad else None
+                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
         return record(
             self.graph,
             "convolution",
-            ins,
+            inputs,
             lambda: self.graph.operation_result("convolution", shape, x.dtype),
             backward,
             x,
@@ -215,6 +222,6 @@ class Products(Elementwise):
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
-    """Returns shape and strides of the gradient of x, stored in the order of x's axes (`mm_mat1_backward`)."""
+    """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
     by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None

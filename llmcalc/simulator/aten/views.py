@@ -12,10 +12,10 @@ from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted_dt
 
 
 class Views:
-    """Creation, views and copies of tensors, recorded in one graph."""
+    """Creation, views and copies of tensors, recorded in one autograd graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, autograd_graph: Graph) -> None:
+        self.graph = autograd_graph
 
     def new(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
@@ -32,10 +32,12 @@ class Views:
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, backward: Backward) -> Tensor:
-        view, graph = x.view(shape, strides), self.graph
-        if graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(graph, name, (x,), backward)
+    def _view(
+        self, x: Tensor, shape: Shape, strides: layout.Strides, operation_name: str, backward: Backward
+    ) -> Tensor:
+        view, autograd_graph = x.view(shape, strides), self.graph
+        if autograd_graph.enabled and (x.node is not None or x.leaf):
+            view.node = Node(autograd_graph, operation_name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
@@ -50,7 +52,7 @@ class Views:
         return copy
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, which it has from the start in torch; records no operation."""
+        """Returns the tensor with another shape, which torch's kernel gives it from the start; records no operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -98,8 +100,8 @@ class Views:
             return x
         input_shape, new_axes = x.shape, len(shape) - len(x.shape)
         strides = (0,) * new_axes + tuple(
-            0 if is_size_one(size) and not is_size_one(expanded_size) else stride
-            for size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
+            0 if is_size_one(axis_size) and not is_size_one(expanded_size) else stride
+            for axis_size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
         )
         return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.sum_to_shape(input_shape, g),))
 
@@ -121,7 +123,7 @@ class Views:
         """Splits an axis into views with one node, which concatenates their gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
-        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in sizes]
+        views = [x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in sizes]
         shapes = [view.shape for view in views]
 
         def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
@@ -207,12 +209,12 @@ class Views:
         return record(self.graph, "pad", (x,), padded_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base`, which no later operation may use (`CopySlices`)."""
+        """Writes x into a part of `base` in place (`CopySlices`); no later operation may use `base`."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            base_gradient = self.graph.new(shape, g.dtype, strides)
-            gradient = self.graph.new(part_shape, g.dtype)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            base_gradient = self.graph.new(shape, output_gradient.dtype, strides)
+            gradient = self.graph.new(part_shape, output_gradient.dtype)
             slice_gradient = self.like(gradient) if needs_input_grad[0] else None
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)

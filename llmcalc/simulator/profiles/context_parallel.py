@@ -1,4 +1,4 @@
-"""torch's context parallelism: attention of a sequence shard to the keys and values of all shards.
+"""torch's context parallelism (ring attention): each rank's queries attend to the keys and values of all ranks.
 
 A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
 do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
@@ -46,7 +46,7 @@ class Ring:
 
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
-    """Returns the ring of a rank; None without context parallelism."""
+    """Returns the context-parallel ring of a rank; None without context parallelism."""
     return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
@@ -64,34 +64,39 @@ def part_of_sequence(layout: Layout, seq: int) -> int:
 
 
 class RingAttention(Eager):
-    """Runs attention in a ring. ring: its ranks; None (default) for one device."""
+    """Runs attention in a context-parallel ring. ring: its ranks; None (default) for one device."""
 
     ring: Ring | None = None
 
-    def do_repeat(self, step: Step) -> None:
+    def do_repeat(self, operation: Step) -> None:
         """Repeats key heads for all of their query heads, as torchtitan does (`repeat_kv`)."""
         if self.ring is None:
-            super().do_repeat(step)
-        elif step.options["tiled"]:
-            AttentionKernels.do_repeat(self, step)
+            super().do_repeat(operation)
+        elif operation.options["tiled"]:
+            AttentionKernels.do_repeat(self, operation)
         else:
-            x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
-            self.set(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
+            x, heads = self.get(operation.ins[0]), operation.outs[0].axes[0].size
+            self.set(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
 
-    def attention_AttentionCore(self, step: Step) -> None:
+    def attention_AttentionCore(self, operation: Step) -> None:
         if self.ring is not None:
-            crossing = step.ins[1].rows != step.ins[0].rows
-            has_window = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if self.choices.attention not in ("flash", "sdpa") or crossing or has_window or not step.options["causal"]:
+            crossing = operation.ins[1].rows != operation.ins[0].rows
+            has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
+            if (
+                self.choices.attention not in ("flash", "sdpa")
+                or crossing
+                or has_window
+                or not operation.options["causal"]
+            ):
                 raise self.unsupported(
-                    f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
+                    f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", operation.name
                 )
-        super().attention_AttentionCore(step)
+        super().attention_AttentionCore(operation)
 
-    def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
         """Runs flash attention, to which torch's ring dispatches scaled_dot_product_attention."""
         if self.ring is None:
-            return super().scaled_dot_product(step, q, k, v, crossing)
+            return super().scaled_dot_product(operation, q, k, v, crossing)
         return self.run_attention_core(self.flash, q, k, v)
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -99,35 +104,35 @@ class RingAttention(Eager):
             return super().flash(q, k, v, sinks)
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
-        graph, name = self.graph, "flash_attention"
-        kernels = Kernels(graph, self.ring, self.choices.on_gpu)
+        autograd_graph, name = self.graph, "flash_attention"
+        kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
         results: list[Tensor] = []
 
         def result(i: int) -> Tensor:
             if not results:
-                with graph.no_grad():
+                with autograd_graph.no_grad():
                     results.extend(kernels.forward(q, k, v))
             return results[i]
 
-        selective = graph.results
+        selective = autograd_graph.results
         outputs = [
             result(i) if selective is None else selective.operation_result(name, partial(result, i)) for i in range(4)
         ]
         results.clear()
-        out, *other_outputs = outputs
+        output, *other_outputs = outputs
         del outputs
 
-        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            return kernels.backward(g, *saved[:5])
+        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return kernels.backward(output_gradient, *saved[:5])
 
-        return record(graph, name, (q, k, v), out, backward, q, k, v, out, *other_outputs)
+        return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
 
 
 class Rotater:
-    """The exchange of keys and values between ranks. gathers: whether by an all-gather."""
+    """The exchange of keys and values between ranks. gathers: whether one all-gather replaces the ring's exchanges."""
 
-    def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
-        self.graph: Graph = graph
+    def __init__(self, autograd_graph: Graph, ranks: int, gathers: bool) -> None:
+        self.graph: Graph = autograd_graph
         self.ranks: int = ranks
         self.gathers: bool = gathers
         self.buffer: Tensor | None = None
@@ -140,7 +145,7 @@ class Rotater:
         self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, template: Tensor) -> Tensor:
-        """Returns the received buffer, or one rank's part. template: a tensor shaped like its first half."""
+        """Returns the received buffer, or one rank's part. template: a tensor shaped like the buffer's first half."""
         assert self.buffer is not None
         return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
@@ -148,131 +153,131 @@ class Rotater:
 class Merger:
     """Merges the outputs of ring attention's rounds in float32 (`_SDPAMerger`)."""
 
-    def __init__(self, t: Aten) -> None:
-        self.t = t
+    def __init__(self, aten: Aten) -> None:
+        self.t = aten
         self.out: Tensor | None = None
         self.lse: Tensor | None = None
 
-    def step(self, out: Tensor, lse: Tensor, is_partial: bool) -> None:
-        """Merges the output of a round. is_partial: whether it covers only the second half of the queries."""
-        self.dtype: Dtype = out.dtype
-        out = self.t.to(out, FLOAT32)
-        self._merge_one(out, self.t.unsqueeze(lse, -1), is_partial)
+    def step(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
+        """Merges the output of one round. is_partial: whether it covers only the second half of the queries."""
+        self.dtype: Dtype = output.dtype
+        output = self.t.to(output, FLOAT32)
+        self._merge_one(output, self.t.unsqueeze(lse, -1), is_partial)
 
     def _merge_one(self, block_out: Tensor, block_lse: Tensor, is_partial: bool) -> None:
-        t = self.t
+        aten = self.t
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
-        lse = half(t, self.lse) if is_partial else self.lse
-        out = half(t, self.out) if is_partial else self.out
-        out = t.like(out, self._merge_weights(out, lse, block_out, block_lse))
-        lse = t.like(lse, t.like(t.like(lse, block_lse)))
+        lse = half(aten, self.lse) if is_partial else self.lse
+        output = half(aten, self.out) if is_partial else self.out
+        output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
+        lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
         if is_partial:
-            self.lse = partial_update(t, self.lse)
-            self.out = partial_update(t, self.out)
+            self.lse = partial_update(aten, self.lse)
+            self.out = partial_update(aten, self.out)
         else:
-            self.lse, self.out = lse, out
+            self.lse, self.out = lse, output
 
-    def _merge_weights(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
-        t = self.t
-        weight = t.like(t.like(block_lse, lse))
-        return t.like(weight, t.like(out, block_out))
+    def _merge_weights(self, output: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+        aten = self.t
+        weight = aten.like(aten.like(block_lse, lse))
+        return aten.like(weight, aten.like(output, block_out))
 
     def results(self) -> tuple[Tensor, Tensor]:
         """Returns the output in its number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
-        out = self.t.to(self.out, self.dtype)
-        return out, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
+        output = self.t.to(self.out, self.dtype)
+        return output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
-def half(t: Aten, x: Tensor) -> Tensor:
-    """Returns one half of the rows of this rank's tensor."""
-    return t.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
+def half(aten: Aten, x: Tensor) -> Tensor:
+    """Returns one half of the rows of a tensor on this rank."""
+    return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
-def partial_update(t: Aten, original: Tensor) -> Tensor:
-    """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
-    halves = [half(t, original)] * CHUNKS
-    return t.cat(halves, ROWS)
+def partial_update(aten: Aten, original: Tensor) -> Tensor:
+    """Replaces one part of a tensor in a copy, or adds to that part in place (`_partial_update`)."""
+    halves = [half(aten, original)] * CHUNKS
+    return aten.cat(halves, ROWS)
 
 
 class Kernels:
-    """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
+    """The kernels of ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
-    def __init__(self, graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
-        self.graph: Graph = graph
+    def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
+        self.graph: Graph = autograd_graph
         self.ring: Ring = ring
         self.spare: bool = allocates_workspace
-        self.t: Aten = Aten(graph)
+        self.t: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Runs `_templated_ring_attention`."""
-        t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
-        key, value = t.contiguous(key), t.contiguous(value)
-        sdpa_merger = Merger(t)
-        rotater = Rotater(self.graph, size, self.ring.gathers)
-        for i in range(size):
+        aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
+        key, value = aten.contiguous(key), aten.contiguous(value)
+        sdpa_merger = Merger(aten)
+        rotater = Rotater(self.graph, ring_size, self.ring.gathers)
+        for i in range(ring_size):
             if i > 0:
                 next_kv = rotater.next_buffer(key)
                 key, value = _split_in_two(next_kv, key.shape)
-            if i < size - 1:
+            if i < ring_size - 1:
                 next_kv = self._join_keys_and_values(key, value)
                 rotater.exchange_buffers(next_kv)
                 del next_kv
             if i == 0:
                 q, _k, _v, is_partial = query, key, value, False
             elif i <= rank:
-                q, _k, _v, is_partial = query, half(t, key), half(t, value), False
+                q, _k, _v, is_partial = query, half(aten, key), half(aten, value), False
             else:
-                q, _k, _v, is_partial = half(t, query), key, value, True
-            out, logsumexp, *other_outputs = self._flash_forward(q)
-            sdpa_merger.step(out, logsumexp, is_partial)
+                q, _k, _v, is_partial = half(aten, query), key, value, True
+            output, logsumexp, *other_outputs = self._flash_forward(q)
+            sdpa_merger.step(output, logsumexp, is_partial)
         seed, offset = other_outputs
         return *sdpa_merger.results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention`."""
         allocate = self.graph.new
-        out = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
-        return [out, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
+        output = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        return [output, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
 
     def backward(
-        self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
+        self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
         """Runs `_templated_ring_attention_backward`."""
-        t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
-        grad_query, grad_key, grad_value = (t.like(x, dtype=FLOAT32) for x in (query, key, value))
-        key, value = t.contiguous(key), t.contiguous(value)
-        kv_rotater = Rotater(self.graph, size, self.ring.gathers)
-        dkv_rotater = Rotater(self.graph, size, gathers=False)
-        for i in range(size):
+        aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
+        grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
+        key, value = aten.contiguous(key), aten.contiguous(value)
+        kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
+        dkv_rotater = Rotater(self.graph, ring_size, gathers=False)
+        for i in range(ring_size):
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
                 key, value = _split_in_two(buffer, key.shape)
-            if i != size - 1:
+            if i != ring_size - 1:
                 _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
             if i == 0:
                 q, k, v, _lse = query, key, value, logsumexp
             elif i <= rank:
-                q, k, v, _lse = query, half(t, key), half(t, value), logsumexp
+                q, k, v, _lse = query, half(aten, key), half(aten, value), logsumexp
             else:
-                q, k, v, _lse = half(t, query), key, value, self._second_half(logsumexp)
+                q, k, v, _lse = half(aten, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
                 grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
                 if i <= rank:
-                    grad_key = partial_update(t, grad_key)
-                    grad_value = partial_update(t, grad_value)
+                    grad_key = partial_update(aten, grad_key)
+                    grad_value = partial_update(aten, grad_value)
             next_grad_kv = self._join_keys_and_values(grad_key, grad_value)
             dkv_rotater.exchange_buffers(next_grad_kv)
             if i > rank:
-                grad_query = partial_update(t, grad_query)
-        grad_query = t.to(grad_query, query.dtype)
-        next_grad_kv = t.to(dkv_rotater.next_buffer(grad_key), key.dtype)
+                grad_query = partial_update(aten, grad_query)
+        grad_query = aten.to(grad_query, query.dtype)
+        next_grad_kv = aten.to(dkv_rotater.next_buffer(grad_key), key.dtype)
         grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
         return [grad_query, grad_key, grad_value]
 

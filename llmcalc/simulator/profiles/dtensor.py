@@ -1,4 +1,4 @@
-"""torch's tensor parallelism: the tensors that DTensors allocate in addition to the products.
+"""torch's tensor parallelism: the tensors that DTensors allocate in addition to matrix products.
 
 Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
 output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
@@ -43,7 +43,7 @@ ENTERED = "from_local"
 
 
 class Message(NamedTuple):
-    """A message sent by a rank. place: the module and phase in which it is sent."""
+    """A collective message that a rank sends. place: the module and phase in which it is sent."""
 
     place: Place
     sent: Collective
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A module that one kernel runs. last: its output projection. summed: whether its output has been reduced."""
+    """A recurrent module that one kernel runs. last: its output projection. summed: whether its output is reduced."""
 
     last: Step
     summed: bool = True
@@ -91,7 +91,7 @@ class Divided(Eager):
         return super().enter(program)
 
     def find_places(self, program: Flow) -> None:
-        """Finds the placement of each value, if tokens are sharded.
+        """Finds the placement of each tensor, if tokens are sharded.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
@@ -115,27 +115,27 @@ class Divided(Eager):
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
     def check_plan(self, program: RankFlow) -> None:
-        """Raises `InputError` for a module without a parallel plan in torch."""
+        """Raises `InputError` for a module without a tensor-parallel plan in torch."""
         check_divided(program)
 
     def _check_rows(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.places is not None
-        for name, step in named_steps(program.root.items):
-            makes_rows = not step.ins and bool(step.outs) and has_tokens(step.outs[0].rows)
-            if not step.outs or (step.weight is None and not makes_rows):
+        for name, operation in named_steps(program.root.items):
+            makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
+            if not operation.outs or (operation.weight is None and not makes_rows):
                 continue
-            by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
+            by_rows = not operation.ins or any(map(self.is_by_tokens, operation.ins))
             reason = ""
-            if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
+            if by_rows and (operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))):
                 reason = "the plan of torch.distributed has no rule for it"
-            elif step.ins and step.ins[0].rows is not TOKENS:
+            elif operation.ins and operation.ins[0].rows is not TOKENS:
                 reason = "of an encoder it is not modelled"
             if reason:
                 raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
-        """Whether a value is sharded by tokens over the tensor-parallel ranks."""
+        """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
         return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
@@ -152,14 +152,16 @@ class Divided(Eager):
         self.record_message("all_reduce", x.bytes)
         return self.graph.new(x.shape, x.dtype)
 
-    def record_message(self, kind: CollectiveKind, size: Number) -> None:
-        """Records a message of this rank. size: bytes of the full tensor."""
+    def record_message(self, collective_kind: CollectiveKind, size: Number) -> None:
+        """Records a collective message of this rank. size: bytes of the full tensor."""
         current_place = self.graph.meter.place
-        collective = Collective(current_place.path, kind, "tp", self.ranks, current_place.phase == "backward", size)
+        collective = Collective(
+            current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", size
+        )
         self.messages.append(Message(current_place, collective))
 
     def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
-        """Runs `funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
+        """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
 
         in_float8: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
@@ -175,15 +177,15 @@ class Divided(Eager):
 
     @property
     def in_products(self) -> bool:
-        """Whether products overlap with communication (`torch.ops.symm_mem`); default false."""
+        """Whether matrix products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
-    def gathers_in_8_bits(self, step: Step) -> bool:
-        """Whether a product's input and output gradient are gathered in 8 bits."""
+    def gathers_in_8_bits(self, operation: Step) -> bool:
+        """Whether a linear layer's input and output gradient are gathered in 8 bits."""
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: the sum over ranks of this rank's tokens.
+        """Runs `funcol.reduce_scatter_single`: sums over ranks, and keeps this rank's tokens.
 
         product: whether x is a product.
         """
@@ -199,29 +201,33 @@ class Divided(Eager):
         del chunks
         return local_rows
 
-    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer, reduced over ranks if its input is sharded (`RowwiseParallel`)."""
-        out = super().linear_output(step, x, weight, bias)
-        if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
-            return out
-        if self.recurrence is not None and step is not self.recurrence.last:  # divided products read it
-            return record(self.graph, "redistribute", [out], self.all_reduce(out), self._all_reduce_gradient)
-        return self._sum_of_ranks(step, out, bias is not None)
+        output = super().linear_output(operation, x, weight, bias)
+        if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
+            return output
+        if self.recurrence is not None and operation is not self.recurrence.last:  # divided products read it
+            return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
+        return self._sum_of_ranks(operation, output, bias is not None)
 
-    def _sum_of_ranks(self, step: Step, out: Tensor, has_bias: bool) -> Tensor:
-        """Reduces a product over ranks; with sharded tokens by a reduce-scatter."""
+    def _sum_of_ranks(self, operation: Step, output: Tensor, has_bias: bool) -> Tensor:
+        """Reduces the output of a linear layer over ranks; with sharded tokens by a reduce-scatter."""
         if self.tokens == 1:
-            return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
+            return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
         if has_bias:
-            raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        in_float8, reduced_output = self.gathers_in_8_bits(step), self.reduce_scatter(out, product=True)
-        return record(self.graph, "redistribute", [out], reduced_output, lambda g, _: [self.all_gather(g, in_float8)])
+            raise self.unsupported(
+                "--sequence-parallel: a bias beside a sum over ranks is not modelled", operation.name
+            )
+        in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, product=True)
+        return record(
+            self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, in_float8)]
+        )
 
-    def do_linear(self, step: Step) -> None:
-        super().do_linear(step)
-        out = step.outs[0]
-        if not self.divides_loss and self.result is not None and out.storage is self.result.storage:
-            self.bind(out, self._gather_logits(self.get(out), out))
+    def do_linear(self, operation: Step) -> None:
+        super().do_linear(operation)
+        output = operation.outs[0]
+        if not self.divides_loss and self.result is not None and output.storage is self.result.storage:
+            self.bind(output, self._gather_logits(self.get(output), output))
 
     def _gather_logits(self, logits: Tensor, value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
@@ -243,21 +249,26 @@ class Divided(Eager):
         shape = logits.shape
         return record(self.graph, "redistribute", [logits], result, lambda g, _: [allocate(shape, g.dtype)])
 
-    def step(self, step: Step) -> None:
-        if step.weight is not None and step.ins and is_divided(step.outs[0].axes) and not self.missing(step.ins[0]):
-            self._enter_parallel_region(step)
-        super().step(step)
+    def step(self, operation: Step) -> None:
+        if (
+            operation.weight is not None
+            and operation.ins
+            and is_divided(operation.outs[0].axes)
+            and not self.missing(operation.ins[0])
+        ):
+            self._enter_parallel_region(operation)
+        super().step(operation)
 
-    def _enter_parallel_region(self, step: Step) -> None:
-        """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
-        value = step.ins[0]
+    def _enter_parallel_region(self, operation: Step) -> None:
+        """Adds the input gradients of all linear layers that read x, and sums them over ranks."""
+        value = operation.ins[0]
         if is_divided(value.axes):
             return
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
                 local_tensor = self._wrap_in_dtensor(
-                    x, self.all_gather(x, self.gathers_in_8_bits(step)), self._reduce_scatter_gradient
+                    x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
                 self.entered[-1].append((id(value), x, local_tensor))
                 self.bind(value, local_tensor)
@@ -269,17 +280,19 @@ class Divided(Eager):
         self.bind(value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
-        """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
+        """Wraps the input of a module's linear layers in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
         dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False
         return dtensor
 
-    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+    ) -> Tensor:
         """Runs a norm; with sharded tokens on distributed tensors (`SequenceParallel`)."""
         self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
         try:
-            return super().norm(x, spec, name, shape, groups, module)
+            return super().norm(x, spec, name, shape, groups, module_path)
         finally:
             self.graph.subclasses = False
 
@@ -289,12 +302,12 @@ class Divided(Eager):
     def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
-    def _module(self, frame: Frame) -> None:
+    def _module(self, module_call: Frame) -> None:
         if not hasattr(self, "entered"):
             self.entered = []
         self.entered.append([])
         try:
-            super()._module(frame)
+            super()._module(module_call)
         finally:  # what runs again stops early
             module_inputs = self.entered.pop()
         for key, x, _ in module_inputs:
@@ -303,64 +316,70 @@ class Divided(Eager):
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def run_module_at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs a published module between the gathering of its input and the reduction of its output."""
-        for step in module_steps(scope):
-            if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
-                self._enter_parallel_region(step)
+    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
+        """Runs a module by one published kernel, between the gathering of its input and the reduction of its output."""
+        for operation in module_steps(module_scope):
+            if (
+                operation.weight is not None
+                and operation.ins[:1] == (module_scope.reads,)
+                and is_divided(operation.outs[0].axes)
+            ):
+                self._enter_parallel_region(operation)
 
-        def summed(steps: Steps, x: Tensor) -> Tensor:
-            self.recurrence = recurrence = Recurrence(steps.all[-1])
+        def summed(operations: Steps, x: Tensor) -> Tensor:
+            self.recurrence = recurrence = Recurrence(operations.all[-1])
             try:
-                out = run(steps, x)
+                output = compute_module(operations, x)
             finally:
                 self.recurrence = None
             output_projection = recurrence.last
             return (
-                out
+                output
                 if recurrence.summed
-                else self._sum_of_ranks(output_projection, out, bool(output_projection.options["bias"]))
+                else self._sum_of_ranks(output_projection, output, bool(output_projection.options["bias"]))
             )
 
-        super().run_module_at_once(scope, summed)
+        super().run_module_at_once(module_scope, summed)
 
-    def raw_weight(self, step: Step) -> Tensor:
-        if self.recurrence is not None and step is self.recurrence.last:
-            self.recurrence.summed = not is_divided(step.ins[0].axes)
-        return super().raw_weight(step)
+    def raw_weight(self, operation: Step) -> Tensor:
+        if self.recurrence is not None and operation is self.recurrence.last:
+            self.recurrence.summed = not is_divided(operation.ins[0].axes)
+        return super().raw_weight(operation)
 
-    def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """Runs Mamba step by step, because Δ, B and C are summed over ranks between convolution and scan."""
-        by_head = steps["x_proj"].verb == "experts"
-        return super().module_SelectiveScan(steps, x) if by_head else self.mamba_of_steps(steps, x)
+    def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+        """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
+        by_head = operations["x_proj"].verb == "experts"
+        return super().module_SelectiveScan(operations, x) if by_head else self.mamba_of_steps(operations, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 
-    def look_up_rows(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+    def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
-        weight_axes = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
+        weight_axes = (
+            () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
+        )
         rows = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
-            return super().look_up_rows(step, weight, index)
+            return super().look_up_rows(operation, weight, index)
         vocabulary_size, width = rows[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
             embeddings = self._record_full_table_gradient(weight, tensor, index, (vocabulary_size, width))
-            out = self.reduce_scatter(tensor)
-            return record(self.graph, "redistribute", [embeddings], out, lambda g, _: [self.all_gather(g)])
-        out = self.all_reduce(tensor)
+            output = self.reduce_scatter(tensor)
+            return record(self.graph, "redistribute", [embeddings], output, lambda g, _: [self.all_gather(g)])
+        output = self.all_reduce(tensor)
         del tensor
-        return self._record_full_table_gradient(weight, out, index, (vocabulary_size, width))
+        return self._record_full_table_gradient(weight, output, index, (vocabulary_size, width))
 
-    def _record_full_table_gradient(self, weight: Tensor, out: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
+    def _record_full_table_gradient(self, weight: Tensor, output: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
         """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
-            return [self.graph.new(table_shape, g.dtype)]
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
+            return [self.graph.new(table_shape, output_gradient.dtype)]
 
-        rows = record(self.graph, "embedding", [weight], out, backward, index)
+        rows = record(self.graph, "embedding", [weight], output, backward, index)
         if rows.node is not None:
             rows.node.inputs[0] = (table_shape, weight.dtype)
         return rows
@@ -386,11 +405,11 @@ class Divided(Eager):
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
-        out = self._log_softmax(x)
-        logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
+        output = self._log_softmax(x)
+        logs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
         result, total_weight = self._nll_loss_forward(logs)
 
-        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
         return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
@@ -448,13 +467,13 @@ class Divided(Eager):
         exp = allocate(x.shape, x.dtype)
         _sum = allocate(x.shape, x.dtype)
         del exp
-        out = allocate(x.shape, x.dtype)
+        output = allocate(x.shape, x.dtype)
         del _sum, grad_output
-        return out
+        return output
 
 
 def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
-    """Yields the steps that run, with their module paths."""
+    """Yields the operations that run, with the paths of their modules."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from named_steps(next(iter(item.branches.values())).items, path)
@@ -469,13 +488,13 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads or groups than ranks."""
+    """Raises `InputError` for experts, whose plans are not modelled, and for fewer key heads or groups than ranks."""
     layout = program.rank_axes.layout
-    for step in program.root.steps():
-        if step.verb == "experts":
+    for operation in program.root.steps():
+        if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
-        if step.outs and has_copies(step.outs[0].axes):
-            axes = (axis for axis in flat_axes(step.outs[0].axes) if isinstance(axis, Shard))
+        if operation.outs and has_copies(operation.outs[0].axes):
+            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, Shard))
             axis = next(axis for axis in axes if has_copies((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "

@@ -1,4 +1,4 @@
-"""Published kernels of libraries: the tensors that the kernels save, and the tensors that they allocate temporarily.
+"""Published kernels of libraries: the tensors that the kernels save, and their temporary tensors.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 
@@ -31,7 +31,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A published kernel with its library, source file and verification witness.
+    """A published kernel with its library, its source file and the test that verifies it.
 
     name: its name in the library. library: the name of the library. where: its file and class.
     known: how its memory is known. note: what else a reader should know.

@@ -14,50 +14,52 @@ from ..tensor import FLOAT32, Gradient, Tensor
 from .function import Optional, record_function
 
 
-def causal_conv1d_fwd(t: Aten, x: Tensor) -> Tensor:
+def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:
     """Runs cpp_functions.py:88."""
-    return t.like(x)
+    return aten.like(x)
 
 
 def causal_conv1d_bwd(
-    t: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
+    aten: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
 ) -> tuple[Tensor, Tensor, Optional]:
     """Runs cpp_functions.py:113. Returns the gradients of x, weight and bias.
 
     dx: the tensor for x's gradient, if allocated.
     """
     if dx is None:
-        dx = t.like(x)
-    dweight = t.like(weight, dtype=FLOAT32)
-    dbias = None if bias is None else t.like(bias, dtype=FLOAT32)
-    _copy_to_strides(t, x, dout)
-    dweight = t.to(dweight, weight.dtype)
+        dx = aten.like(x)
+    dweight = aten.like(weight, dtype=FLOAT32)
+    dbias = None if bias is None else aten.like(bias, dtype=FLOAT32)
+    _copy_to_strides(aten, x, dout)
+    dweight = aten.to(dweight, weight.dtype)
     if dbias is not None and bias is not None:
-        dbias = t.to(dbias, bias.dtype)
+        dbias = aten.to(dbias, bias.dtype)
     return dx, dweight, dbias
 
 
-def _copy_to_strides(t: Aten, x: Tensor, dout: Tensor) -> None:
+def _copy_to_strides(aten: Aten, x: Tensor, dout: Tensor) -> None:
     """Copies a gradient whose strides differ from x's strides (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
     channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
     if not is_size_one(dout.strides[1] if channels_last else dout.strides[2]):
-        t.clone(dout)
+        aten.clone(dout)
 
 
-def causal_conv1d_fn(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None) -> Tensor:
+def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None) -> Tensor:
     """Runs causal_conv1d_interface.py:9. weight: [channels, width]. The activation makes no difference."""
-    graph = t.graph
+    autograd_graph = aten.graph
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         if not is_size_one(x.strides[2]) and not is_size_one(x.strides[1]):
-            x = t.contiguous(x)
-        return x, causal_conv1d_fwd(t, x)
+            x = aten.contiguous(x)
+        return x, causal_conv1d_fwd(aten, x)
 
     def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
         if not is_size_one(dout.strides[2]) and not is_size_one(dout.strides[1]):
-            dout = t.contiguous(dout)
-        return causal_conv1d_bwd(t, x, weight, bias, dout)
+            dout = aten.contiguous(dout)
+        return causal_conv1d_bwd(aten, x, weight, bias, dout)
 
-    with graph.no_grad():
-        dense_x, out = forward(x)
-    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense_x, weight, bias))
+    with autograd_graph.no_grad():
+        dense_x, output = forward(x)
+    return record_function(
+        autograd_graph, "CausalConv1dFn", (x, weight, bias), output, backward, (dense_x, weight, bias)
+    )

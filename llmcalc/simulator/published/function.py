@@ -29,29 +29,31 @@ H100 = Accelerator(132, 232448)
 
 
 def record_function(
-    graph: Graph,
-    name: str,
+    autograd_graph: Graph,
+    operation_name: str,
     ins: Sequence[Optional],
-    out: Tensor,
+    output: Tensor,
     backward: Callable[..., Sequence[Gradient]],
-    saves: Sequence[Optional],
+    saved_tensors: Sequence[Optional],
 ) -> Tensor:
-    """Records an autograd.Function whose forward pass has already computed `out`.
+    """Records an autograd.Function whose forward pass has already computed `output`.
 
-    ins: the arguments that may be tensors. saves: what `ctx.save_for_backward` keeps. Either may have None.
+    ins: the arguments that may be tensors. saved_tensors: what `ctx.save_for_backward` keeps. Either may have None.
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
     tensor_indices = [i for i, x in enumerate(ins) if x is not None]
-    has_saved = [x is not None for x in saves]
+    has_saved = [x is not None for x in saved_tensors]
 
     def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
         remaining_saved = iter(saved)
-        outs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in has_saved])
-        return [outs[i] for i in tensor_indices]
+        outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in has_saved])
+        return [outputs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
-    return record(graph, name, inputs, out, node_backward, *[x for x in saves if x is not None])
+    return record(
+        autograd_graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
+    )
 
 
 def power_of_two(n: Number) -> int:

@@ -16,32 +16,32 @@ WIDEST = 128
 """The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
 
 
-def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs lightning_attn_interface.py:16. slopes: the decay of each head."""
-    size, width = q.shape[-1], v.shape[-1]
+    head_size, width = q.shape[-1], v.shape[-1]
     padded_width = power_of_two(width)
     if padded_width != width:
-        v = t.pad(v, padded_width)
-    if size <= WIDEST:
-        o = lightning_attn2(t, q, k, v, slopes)
+        v = aten.pad(v, padded_width)
+    if head_size <= WIDEST:
+        o = lightning_attn2(aten, q, k, v, slopes)
     else:
-        value_block = next(n for n in (64, 32, 16) if size % n == 0)
-        o = lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes)
-        o = t.add_number(o)  # 0 + o
-        for _ in range(1, size // value_block):
-            o = t.add_to(o, lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes))
-    return t.slice(o, width) if padded_width != width else o
+        value_block = next(n for n in (64, 32, 16) if head_size % n == 0)
+        o = lightning_attn2(aten, aten.slice(q, value_block), aten.slice(k, value_block), v, slopes)
+        o = aten.add_number(o)  # 0 + o
+        for _ in range(1, head_size // value_block):
+            o = aten.add_to(o, lightning_attn2(aten, aten.slice(q, value_block), aten.slice(k, value_block), v, slopes))
+    return aten.slice(o, width) if padded_width != width else o
 
 
-def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs triton/lightning_attn2.py:432 (`LightningAttention2`)."""
-    graph = t.graph
+    autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
-        do = t.contiguous(do)
-        return t.like(q), t.like(k), t.like(v), None
+        do = aten.contiguous(do)
+        return aten.like(q), aten.like(k), aten.like(v), None
 
-    with graph.no_grad():
-        dense_inputs = [t.contiguous(x) for x in (q, k, v, slopes)]
-        o = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
-    return record_function(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)
+    with autograd_graph.no_grad():
+        dense_inputs = [aten.contiguous(x) for x in (q, k, v, slopes)]
+        o = aten.new((*q.shape[:3], v.shape[-1]), q.dtype)
+    return record_function(autograd_graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)

@@ -28,43 +28,43 @@ STATES = 7
 # --- orders of axes --------------------------------------------------------------------------------------------------
 
 
-def split_halves(t: Aten, x: Tensor) -> list[Tensor]:
+def split_halves(aten: Aten, x: Tensor) -> list[Tensor]:
     """Splits axis 1 in two: x.chunk(2, dim=1)."""
     half_width = exact_div(x.shape[1], 2)
-    return t.split(x, [half_width, half_width], 1)
+    return aten.split(x, [half_width, half_width], 1)
 
 
-def tokens_first(t: Aten, x: Tensor) -> Tensor:
+def tokens_first(aten: Aten, x: Tensor) -> Tensor:
     """Reorders [batch, channels, tokens] → [batch · tokens, channels]."""
-    return t.flatten(t.transpose(x, 1, 2), 0, 1)
+    return aten.flatten(aten.transpose(x, 1, 2), 0, 1)
 
 
-def channels_first(t: Aten, x: Tensor) -> Tensor:
+def channels_first(aten: Aten, x: Tensor) -> Tensor:
     """Reorders [batch, channels, tokens] → [channels, batch · tokens]."""
-    return t.flatten(t.transpose(x, 0, 1), 1, 2)
+    return aten.flatten(aten.transpose(x, 0, 1), 1, 2)
 
 
-def split_tokens(t: Aten, x: Tensor, batch: Number) -> Tensor:
+def split_tokens(aten: Aten, x: Tensor, batch: Number) -> Tensor:
     """Reorders [channels, batch · tokens] → [batch, channels, tokens]."""
-    return t.transpose(t.unflatten(x, 1, (batch, exact_div(x.shape[1], batch))), 0, 1)
+    return aten.transpose(aten.unflatten(x, 1, (batch, exact_div(x.shape[1], batch))), 0, 1)
 
 
 # --- the selective scan of Mamba -------------------------------------------------------------------------------------
 
 
-def _scan_fwd(t: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> tuple[Tensor, Tensor, Optional]:
+def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> tuple[Tensor, Tensor, Optional]:
     """Runs the selective scan's forward kernel (selective_scan.cpp:227).
 
     Returns the output, the states between chunks with their products, and the gated output.
     """
-    out_z = None if z is None else t.like(z)
-    out = t.like(delta)
-    states = t.new((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
-    return out, states, out_z
+    out_z = None if z is None else aten.like(z)
+    output = aten.like(delta)
+    states = aten.new((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
+    return output, states, out_z
 
 
 def _scan_bwd(
-    t: Aten,
+    aten: Aten,
     u: Tensor,
     delta: Tensor,
     a: Tensor,
@@ -73,7 +73,7 @@ def _scan_bwd(
     d: Tensor,
     z: Optional,
     delta_bias: Tensor,
-    out: Optional,
+    output: Optional,
     dz: Optional = None,
     recompute_out_z: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Optional]:
@@ -82,21 +82,21 @@ def _scan_bwd(
     Returns the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again.
     """
     if z is not None and dz is None:
-        dz = t.like(z)
-    out_z = t.like(out) if out is not None and z is not None and recompute_out_z else None
-    du, ddelta, da = t.like(u), t.like(delta), t.like(a)
-    db, dc = t.like(b, dtype=FLOAT32), t.like(c, dtype=FLOAT32)
-    dd, dbias = t.like(d), t.like(delta_bias)
-    return du, ddelta, da, t.to(db, b.dtype), t.to(dc, c.dtype), dd, dbias, dz, out_z
+        dz = aten.like(z)
+    out_z = aten.like(output) if output is not None and z is not None and recompute_out_z else None
+    du, ddelta, da = aten.like(u), aten.like(delta), aten.like(a)
+    db, dc = aten.like(b, dtype=FLOAT32), aten.like(c, dtype=FLOAT32)
+    dd, dbias = aten.like(d), aten.like(delta_bias)
+    return du, ddelta, da, aten.to(db, b.dtype), aten.to(dc, c.dtype), dd, dbias, dz, out_z
 
 
-def selective_scan_fn(t: Aten, *xs: Any) -> Tensor:
+def selective_scan_fn(aten: Aten, *xs: Any) -> Tensor:
     """Runs `selective_scan_with_states` and returns the output without the states."""
-    return selective_scan_with_states(t, *xs)[0]
+    return selective_scan_with_states(aten, *xs)[0]
 
 
 def selective_scan_with_states(
-    t: Aten,
+    aten: Aten,
     u: Tensor,
     delta: Tensor,
     a: Tensor,
@@ -113,17 +113,17 @@ def selective_scan_with_states(
 
     Returns the output, and the states between chunks, of which the last one is a view.
     """
-    graph, has_groups = t.graph, len(b.shape) == 4
+    autograd_graph, has_groups = aten.graph, len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
-        u, delta, b, c = (_contiguous_along(t, x, -1) for x in (u, delta, b, c))
-        z = None if z is None else _contiguous_along(t, z, -1)
+        u, delta, b, c = (_contiguous_along(aten, x, -1) for x in (u, delta, b, c))
+        z = None if z is None else _contiguous_along(aten, z, -1)
         if not has_groups:
-            b, c = t.unsqueeze(b, 1), t.unsqueeze(c, 1)
-        out, states, out_z = _scan_fwd(t, u, delta, a, z)
+            b, c = aten.unsqueeze(b, 1), aten.unsqueeze(c, 1)
+        output, states, out_z = _scan_fwd(aten, u, delta, a, z)
         if z is None:
-            return out, u, delta, a, b, c, d, delta_bias, states, None, None
-        return out_z, u, delta, a, b, c, d, delta_bias, states, z, out
+            return output, u, delta, a, b, c, d, delta_bias, states, None, None
+        return out_z, u, delta, a, b, c, d, delta_bias, states, z, output
 
     def backward(
         dout: Tensor,
@@ -136,37 +136,39 @@ def selective_scan_with_states(
         delta_bias: Tensor,
         states: Tensor,
         z: Optional,
-        out: Optional,
+        output: Optional,
     ) -> Sequence[Gradient]:
         if not is_size_one(dout.strides[-1]):
-            dout = t.contiguous(dout)
-        du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(t, u, delta, a, b, c, d, z, delta_bias, out)
+            dout = aten.contiguous(dout)
+        du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(aten, u, delta, a, b, c, d, z, delta_bias, output)
         if not has_groups:
-            db, dc = t.select(db, 1), t.select(dc, 1)
+            db, dc = aten.select(db, 1), aten.select(dc, 1)
         return du, ddelta, da, db, dc, dd, dz, dbias
 
-    with graph.no_grad():
-        result, *saves = forward(u, delta, b, c, z)
+    with autograd_graph.no_grad():
+        result, *saved_tensors = forward(u, delta, b, c, z)
     assert result is not None
-    states = saves[STATES]
+    states = saved_tensors[STATES]
     assert states is not None
-    out = record_function(graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saves)
-    return out, states
+    output = record_function(
+        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saved_tensors
+    )
+    return output, states
 
 
-def _delta_of(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
+def _delta_of(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
     """Computes `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
-    return split_tokens(t, t.mm(weight, t.transpose(t.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
+    return split_tokens(aten, aten.mm(weight, aten.transpose(aten.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
-def _dense_of(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
+def _dense_of(aten: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
     """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
-    dense_state = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
-    return t.contiguous(t.transpose(t.unsqueeze(dense_state, 1), 2, 3))
+    dense_state = aten.unflatten(aten.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
+    return aten.contiguous(aten.transpose(aten.unsqueeze(dense_state, 1), 2, 3))
 
 
 def mamba_inner_fn(
-    t: Aten,
+    aten: Aten,
     xz: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Optional,
@@ -182,24 +184,24 @@ def mamba_inner_fn(
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
     """
-    graph, rank, state = t.graph, delta_proj_weight.shape[1], a.shape[-1]
+    autograd_graph, rank, state = aten.graph, delta_proj_weight.shape[1], a.shape[-1]
 
     def forward(xz: Tensor) -> tuple[Tensor, ...]:
         if not is_size_one(xz.strides[-1]):
-            xz = t.contiguous(xz)
+            xz = aten.contiguous(xz)
         batch = xz.shape[0]
-        x, z = split_halves(t, xz)
-        conv1d_out: Optional = causal_conv1d_fwd(t, x)
+        x, z = split_halves(aten, xz)
+        conv1d_out: Optional = causal_conv1d_fwd(aten, x)
         assert conv1d_out is not None
-        x_dbl = t.linear(tokens_first(t, conv1d_out), x_proj_weight)
-        delta: Optional = _delta_of(t, x_dbl, delta_proj_weight, batch)
+        x_dbl = aten.linear(tokens_first(aten, conv1d_out), x_proj_weight)
+        delta: Optional = _delta_of(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
-        b, c = _dense_of(t, x_dbl, state, batch), _dense_of(t, x_dbl, state, batch)
-        out, states, out_z = _scan_fwd(t, conv1d_out, delta, a, z)
+        b, c = _dense_of(aten, x_dbl, state, batch), _dense_of(aten, x_dbl, state, batch)
+        output, states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
-        y = t.linear(t.transpose(out_z, 1, 2), out_proj_weight)
-        return y, xz, x_dbl, b, c, states, out
+        y = aten.linear(aten.transpose(out_z, 1, 2), out_proj_weight)
+        return y, xz, x_dbl, b, c, states, output
 
     def backward(
         dout: Tensor,
@@ -216,38 +218,40 @@ def mamba_inner_fn(
         d: Tensor,
         delta_bias: Tensor,
         states: Tensor,
-        out: Tensor,
+        output: Tensor,
     ) -> Sequence[Gradient]:
         batch = xz.shape[0]
-        x, z = split_halves(t, xz)
-        dout = _contiguous_along(t, dout, -1)
-        conv1d_out = causal_conv1d_fwd(t, x)
-        delta = _delta_of(t, x_dbl, delta_proj_weight, batch)
-        dxz = t.like(xz)
-        dx, dz = split_halves(t, dxz)
-        dout = t.reshape(t.transpose(t.transpose(dout, 1, 2), 0, 1), (dout.shape[2], dout.shape[0] * dout.shape[1]))
-        _dout_y = split_tokens(t, t.mm(t.transpose(out_proj_weight, 0, 1), dout), batch)
+        x, z = split_halves(aten, xz)
+        dout = _contiguous_along(aten, dout, -1)
+        conv1d_out = causal_conv1d_fwd(aten, x)
+        delta = _delta_of(aten, x_dbl, delta_proj_weight, batch)
+        dxz = aten.like(xz)
+        dx, dz = split_halves(aten, dxz)
+        dout = aten.reshape(
+            aten.transpose(aten.transpose(dout, 1, 2), 0, 1), (dout.shape[2], dout.shape[0] * dout.shape[1])
+        )
+        _dout_y = split_tokens(aten, aten.mm(aten.transpose(out_proj_weight, 0, 1), dout), batch)
         dconv1d_out, ddelta, da, db, dc, dd, dbias, _, out_z = _scan_bwd(
-            t, conv1d_out, delta, a, b, c, d, z, delta_bias, out, dz, True
+            aten, conv1d_out, delta, a, b, c, d, z, delta_bias, output, dz, True
         )
         assert out_z is not None
-        flat_output = channels_first(t, out_z)
-        dout_proj_weight = t.new(out_proj_weight.shape, dout.dtype)
+        flat_output = channels_first(aten, out_z)
+        dout_proj_weight = aten.new(out_proj_weight.shape, dout.dtype)
         del flat_output
-        dx_dbl = t.like(x_dbl)
-        db = t.contiguous(tokens_first(t, t.select(db, 1)))
+        dx_dbl = aten.like(x_dbl)
+        db = aten.contiguous(tokens_first(aten, aten.select(db, 1)))
         del db  # copied into dx_dbl
-        dc = t.contiguous(tokens_first(t, t.select(dc, 1)))
+        dc = aten.contiguous(tokens_first(aten, aten.select(dc, 1)))
         del dc
-        ddelta = channels_first(t, ddelta)
-        ddelta_proj_weight = t.new(delta_proj_weight.shape, ddelta.dtype)
-        t.new((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
-        dconv1d_out = channels_first(t, dconv1d_out)
-        flat_output = tokens_first(t, conv1d_out)
-        dx_proj_weight = t.new(x_proj_weight.shape, dx_dbl.dtype)
+        ddelta = channels_first(aten, ddelta)
+        ddelta_proj_weight = aten.new(delta_proj_weight.shape, ddelta.dtype)
+        aten.new((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
+        dconv1d_out = channels_first(aten, dconv1d_out)
+        flat_output = tokens_first(aten, conv1d_out)
+        dx_proj_weight = aten.new(x_proj_weight.shape, dx_dbl.dtype)
         del flat_output
-        dconv1d_out = split_tokens(t, dconv1d_out, batch)
-        dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(t, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
+        dconv1d_out = split_tokens(aten, dconv1d_out, batch)
+        dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(aten, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
         return (
             dxz,
             dconv1d_weight,
@@ -260,102 +264,102 @@ def mamba_inner_fn(
             dbias,
         )
 
-    with graph.no_grad():
-        y, dense_inputs, x_dbl, b, c, states, out = forward(xz)
+    with autograd_graph.no_grad():
+        y, dense_inputs, x_dbl, b, c, states, output = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
-    saves = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
+    saved_tensors = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
-        graph,
+        autograd_graph,
         "MambaInnerFn",
         (xz, *weights, a, d, delta_bias),
         y,
         backward,
-        (*saves, a, b, c, d, delta_bias, states, out),
+        (*saved_tensors, a, b, c, d, delta_bias, states, output),
     )
 
 
 # --- the chunked scan of Mamba-2 -------------------------------------------------------------------------------------
 
 
-def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
+def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
     """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
     shape = batch, heads, ceil_div(tokens, chunk), chunk
-    dt_out = t.new(shape, FLOAT32)
-    return t.new(shape, FLOAT32), dt_out
+    dt_out = aten.new(shape, FLOAT32)
+    return aten.new(shape, FLOAT32), dt_out
 
 
-def _chunk_state_fwd(t: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
+def _chunk_state_fwd(aten: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
     """Computes the state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
-    return t.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
+    return aten.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
-def _state_passing_fwd(t: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
+def _state_passing_fwd(aten: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk, and the last one (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
-    out = t.new(states.shape, states.dtype if dtype is None else dtype)
-    return out, t.new((batch, heads, *state_shape), FLOAT32)
+    output = aten.new(states.shape, states.dtype if dtype is None else dtype)
+    return output, aten.new((batch, heads, *state_shape), FLOAT32)
 
 
-def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
+def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk: Number) -> Tensor:
     """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, groups, _ = c.shape
-    return t.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
+    return aten.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
 
 
 def _combined_fwd(
-    t: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: Number, z: Optional
+    aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: Number, z: Optional
 ) -> tuple[Tensor, Optional, Tensor, Tensor, Tensor, Tensor]:
     """Runs `_mamba_chunk_scan_combined_fwd` of ssd_combined.py:338.
 
     Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
     states and the last state.
     """
-    b, c = _contiguous_along(t, b, -1), _contiguous_along(t, c, -1)
-    x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else t.contiguous(x)
+    b, c = _contiguous_along(aten, b, -1), _contiguous_along(aten, c, -1)
+    x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else aten.contiguous(x)
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
-        z = t.contiguous(z)
-    da_cumsum, dt = _chunk_cumsum_fwd(t, dt, chunk)
-    states = _chunk_state_fwd(t, b, x, dt)
-    states, final = _state_passing_fwd(t, states, c.dtype)
-    _cb = _bmm_chunk_fwd(t, c, chunk)
-    out = t.new(x.shape, x.dtype)
-    out_x = None if z is None else t.new(x.shape, x.dtype)
-    return out, out_x, dt, da_cumsum, states, final
+        z = aten.contiguous(z)
+    da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk)
+    states = _chunk_state_fwd(aten, b, x, dt)
+    states, final = _state_passing_fwd(aten, states, c.dtype)
+    _cb = _bmm_chunk_fwd(aten, c, chunk)
+    output = aten.new(x.shape, x.dtype)
+    out_x = None if z is None else aten.new(x.shape, x.dtype)
+    return output, out_x, dt, da_cumsum, states, final
 
 
-def _contiguous_along(t: Aten, x: Tensor, axis: int) -> Tensor:
+def _contiguous_along(aten: Aten, x: Tensor, axis: int) -> Tensor:
     """Copies a tensor unless an axis is contiguous."""
-    return x if is_size_one(x.strides[axis]) else t.contiguous(x)
+    return x if is_size_one(x.strides[axis]) else aten.contiguous(x)
 
 
-def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
+def by_size(aten: Aten, size: Number, x: Tensor) -> Tensor:
     """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
-    return t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+    return aten.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
 
 def _split_count(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
-    """Returns the number of parts of a group's heads with which all multiprocessors work (ssd_chunk_scan.py:1485)."""
+    """Returns the number of parts into which a group's heads are split to keep all multiprocessors busy."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
 
 
-def _sum_workspace(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
+def _sum_workspace(aten: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
     """Sums a workspace along an axis."""
-    return t.sum(t.new(shape, FLOAT32), axis)
+    return aten.sum(aten.new(shape, FLOAT32), axis)
 
 
 def _combined_bwd(
-    t: Aten,
+    aten: Aten,
     dout: Tensor,
     x: Tensor,
     dt: Tensor,
     a: Tensor,
     b: Tensor,
     c: Tensor,
-    out: Tensor,
+    output: Tensor,
     chunk: Number,
     d: Tensor,
     z: Optional,
@@ -368,70 +372,68 @@ def _combined_bwd(
     dz: Optional = None,
     recompute_output: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
-    """ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`): the gradients of x, Δ, A, B, C, D, z and the bias of Δ,
-    and the gated output again.
-    """
-    dout = _contiguous_along(t, dout, -1)
+    """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
+    dout = _contiguous_along(aten, dout, -1)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
     chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
-    db = t.like(b) if db is None else db
-    dc = t.like(c) if dc is None else dc
-    ddt = t.like(dt) if ddt is None else ddt
-    dt_in = t.like(dt)
-    _da_cumsum, dt = _chunk_cumsum_fwd(t, dt_in, chunk)
-    _cb = _bmm_chunk_fwd(t, c, chunk)
-    states = _chunk_state_fwd(t, b, x, dt)
-    states, _final = _state_passing_fwd(t, states)
-    outz: Optional = out
+    db = aten.like(b) if db is None else db
+    dc = aten.like(c) if dc is None else dc
+    ddt = aten.like(dt) if ddt is None else ddt
+    dt_in = aten.like(dt)
+    _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk)
+    _cb = _bmm_chunk_fwd(aten, c, chunk)
+    states = _chunk_state_fwd(aten, b, x, dt)
+    states, _final = _state_passing_fwd(aten, states)
+    outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = t.new((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
-        dz = t.like(z) if dz is None else dz
-        outz = t.like(x) if recompute_output else out
-        dout = t.like(dout)
-        dd = t.to(t.new((heads, 1), FLOAT32), d.dtype)
-    dstates = t.new((batch, chunks, heads, dim, state), states.dtype)
-    dstates, _dda_chunk, states = _state_passing_bwd(t, states, dstates, x.dtype)
-    dx, _ddt, dd_from_x = _dx(t, x, d, (batch, heads, chunks, chunk), dx)
+        dd = aten.new((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
+        dz = aten.like(z) if dz is None else dz
+        outz = aten.like(x) if recompute_output else output
+        dout = aten.like(dout)
+        dd = aten.to(aten.new((heads, 1), FLOAT32), d.dtype)
+    dstates = aten.new((batch, chunks, heads, dim, state), states.dtype)
+    dstates, _dda_chunk, states = _state_passing_bwd(aten, states, dstates, x.dtype)
+    dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, groups, accelerator)
-    dda_next = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
-    _db = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
-    dda_prev = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
-    _dc = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
-    _dcb = _sum_workspace(t, (batch, chunks, splits, groups, chunk, chunk), 2)
-    _dda_before = t.like(t.like(t.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _sum_workspace(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
-    t.like(dda_next)  # ddA_next + ddA_prev
-    dbias, da = t.like(dt_bias, dtype=FLOAT32), t.like(a, dtype=FLOAT32)
+    dda_next = aten.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
+    _db = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
+    dda_prev = aten.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
+    _dc = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
+    _dcb = _sum_workspace(aten, (batch, chunks, splits, groups, chunk, chunk), 2)
+    _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
+    _dda = _sum_workspace(aten, (batch, heads, chunks, chunk_blocks, chunk), 3)
+    aten.like(dda_next)  # ddA_next + ddA_prev
+    dbias, da = aten.like(dt_bias, dtype=FLOAT32), aten.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
 
 
-def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
+def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
     """Runs ssd_combined.py:261 (`_chunk_scan_chunk_state_bwd_dx`): the gradients of x, Δ and D."""
     batch, heads, chunks, chunk = shape
-    dd = t.new((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
-    dx = t.like(x) if dx is None else dx
-    ddt = t.new(shape, FLOAT32)
-    dd = t.sum(t.new((heads, 1), FLOAT32), -1)
-    return dx, ddt, t.to(dd, d.dtype)
+    dd = aten.new((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
+    dx = aten.like(x) if dx is None else dx
+    ddt = aten.new(shape, FLOAT32)
+    dd = aten.sum(aten.new((heads, 1), FLOAT32), -1)
+    return dx, ddt, aten.to(dd, d.dtype)
 
 
-def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
     batch, chunks, heads, dim, state = states.shape
-    dstates = t.like(dout, dtype=dtype)
-    states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
-    return dstates, _sum_workspace(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
+    dstates = aten.like(dout, dtype=dtype)
+    states_copy = states if states.dtype is dtype else aten.like(states, dtype=dtype)
+    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
-def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
+def mamba_chunk_scan_combined(aten: Aten, *xs: Any) -> Tensor:
     """Runs `mamba_chunk_scan_with_state` and returns the output without the state."""
-    return mamba_chunk_scan_with_state(t, *xs)[0]
+    return mamba_chunk_scan_with_state(aten, *xs)[0]
 
 
 def mamba_chunk_scan_with_state(
-    t: Aten,
+    aten: Aten,
     x: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -450,11 +452,11 @@ def mamba_chunk_scan_with_state(
 
     Returns the output and the last state, [batch, heads, dim, state] in float32.
     """
-    graph = t.graph
+    autograd_graph = aten.graph
 
     def backward(
         dout: Tensor,
-        out: Tensor,
+        output: Tensor,
         x: Tensor,
         dt: Tensor,
         da_cumsum: Tensor,
@@ -466,25 +468,25 @@ def mamba_chunk_scan_with_state(
         dt_bias: Tensor,
     ) -> Sequence[Gradient]:
         dx, ddt, da, db, dc, dd, dz, dbias, _ = _combined_bwd(
-            t, dout, x, dt, a, b, c, out, chunk, d, z, dt_bias, accelerator
+            aten, dout, x, dt, a, b, c, output, chunk, d, z, dt_bias, accelerator
         )
         return dx, ddt, da, db, dc, dd, dz, dbias
 
-    with graph.no_grad():
-        out, out_x, _dt, da_cumsum, _states, final = _combined_fwd(t, x, dt, b, c, chunk, z)
-    saved_out = out if out_x is None else out_x
-    ins = x, dt, a, b, c, d, z, dt_bias
-    saves = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
-    return record_function(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
+    with autograd_graph.no_grad():
+        output, out_x, _dt, da_cumsum, _states, final = _combined_fwd(aten, x, dt, b, c, chunk, z)
+    saved_out = output if out_x is None else out_x
+    inputs = x, dt, a, b, c, d, z, dt_bias
+    saved_tensors = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
+    return record_function(autograd_graph, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors), final
 
 
-def _linear_or_input(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
     """Computes x·Wᵀ + b; returns x without a weight."""
-    return x if weight is None else t.linear(x, weight, bias)
+    return x if weight is None else aten.linear(x, weight, bias)
 
 
 def mamba_split_conv1d_scan_combined(
-    t: Aten,
+    aten: Aten,
     zxbcdt: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Optional,
@@ -505,40 +507,40 @@ def mamba_split_conv1d_scan_combined(
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
     projection the result is that of the scan, or of the norm.
     """
-    graph, (heads,) = t.graph, d.shape
+    autograd_graph, (heads,) = aten.graph, d.shape
     inner_width = heads * dim
     state = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, groups), 2)
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits z, xBC and Δ, which are stored side by side."""
-        z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
+        z, u, dt = aten.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
-        x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
-        return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
+        x, b, c = aten.split(aten.transpose(causal_conv1d_fwd(aten, aten.transpose(u, 1, 2)), 1, 2), conv_widths)
+        return by_size(aten, dim, x), by_size(aten, state, b), by_size(aten, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
-        z = by_size(t, dim, z)
+        z = by_size(aten, dim, z)
         if rmsnorm_weight is None:
-            out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
+            output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return _linear_or_input(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
-        out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
-        out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
-        out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return _linear_or_input(t, out, outproj_weight, outproj_bias), out_x, rstd
+            return _linear_or_input(aten, aten.flatten(output, 2), outproj_weight, outproj_bias), out_x, None
+        out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, None)
+        output, rstd = _layer_norm_fwd(aten, aten.flatten(aten.flatten(out_x, 2), 0, 1), groups)
+        output = aten.unflatten(output, 0, zxbcdt.shape[:2])
+        return _linear_or_input(aten, output, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(
         dout: Tensor,
         zxbcdt: Tensor,
         conv1d_weight: Tensor,
         conv1d_bias: Optional,
-        out: Tensor,
+        output: Tensor,
         a: Tensor,
         d: Tensor,
         dt_bias: Tensor,
@@ -547,30 +549,35 @@ def mamba_split_conv1d_scan_combined(
         outproj_weight: Optional,
         outproj_bias: Optional,
     ) -> Sequence[Gradient]:
-        rows = out.shape[:2]
-        out_recompute = None if outproj_weight is None else t.new((*rows, inner_width), out.dtype)
+        rows = output.shape[:2]
+        out_recompute = None if outproj_weight is None else aten.new((*rows, inner_width), output.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
-        dzxbcdt = t.like(zxbcdt)
+        dzxbcdt = aten.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
-        dxbc = t.like(u)
-        dx, db, dc = t.split(dxbc, conv_widths)
-        z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
+        dxbc = aten.like(u)
+        dx, db, dc = aten.split(dxbc, conv_widths)
+        z, dx, db, dc = (
+            by_size(aten, dim, z),
+            by_size(aten, dim, dx),
+            by_size(aten, state, db),
+            by_size(aten, state, dc),
+        )
         dout_og = dout
-        outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
-        dout = by_size(t, dim, _linear_or_input(t, dout, outproj_transposed, None))
+        outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
+        dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
             _, ddt, da, db, dc, dd, _, dbias, _recomputed_out = _combined_bwd(
-                t,
+                aten,
                 dout,
                 x,
                 dt,
                 a,
                 b,
                 c,
-                out,
+                output,
                 chunk,
                 d,
                 z,
@@ -580,20 +587,25 @@ def mamba_split_conv1d_scan_combined(
                 ddt,
                 db,
                 dc,
-                by_size(t, dim, dz),
+                by_size(aten, dim, dz),
                 outproj_weight is not None,
             )
         else:
             _dy = dout
-            dout, drmsnorm_weight = _norm_bwd(t, out, rmsnorm_weight, groups, accelerator)
-            dout = by_size(t, dim, t.unflatten(dout, 0, rows))
+            dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, groups, accelerator)
+            dout = by_size(aten, dim, aten.unflatten(dout, 0, rows))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
-                t, dout, x, dt, a, b, c, out, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
+                aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
-        doutproj_weight = None if outproj_weight is None else t.new(outproj_weight.shape, dout_og.dtype)
-        doutproj_bias = None if outproj_bias is None else t.new(outproj_bias.shape, dout_og.dtype)
+        doutproj_weight = None if outproj_weight is None else aten.new(outproj_weight.shape, dout_og.dtype)
+        doutproj_bias = None if outproj_bias is None else aten.new(outproj_bias.shape, dout_og.dtype)
         _, dweight, dbias_of_conv = causal_conv1d_bwd(
-            t, t.transpose(u, 1, 2), conv1d_weight, conv1d_bias, t.transpose(dxbc, 1, 2), t.transpose(du, 1, 2)
+            aten,
+            aten.transpose(u, 1, 2),
+            conv1d_weight,
+            conv1d_bias,
+            aten.transpose(dxbc, 1, 2),
+            aten.transpose(du, 1, 2),
         )
         return (
             dzxbcdt,
@@ -607,57 +619,69 @@ def mamba_split_conv1d_scan_combined(
             doutproj_bias,
         )
 
-    with graph.no_grad():
-        y, out, rstd = forward()
-    ins = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
-    saves = zxbcdt, conv1d_weight, conv1d_bias, out, a, d, dt_bias, rmsnorm_weight, rstd, outproj_weight, outproj_bias
-    return record_function(graph, "MambaSplitConv1dScanCombinedFn", ins, y, backward, saves)
+    with autograd_graph.no_grad():
+        y, output, rstd = forward()
+    inputs = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
+    saved_tensors = (
+        zxbcdt,
+        conv1d_weight,
+        conv1d_bias,
+        output,
+        a,
+        d,
+        dt_bias,
+        rmsnorm_weight,
+        rstd,
+        outproj_weight,
+        outproj_bias,
+    )
+    return record_function(autograd_graph, "MambaSplitConv1dScanCombinedFn", inputs, y, backward, saved_tensors)
 
 
 # --- the gated norm --------------------------------------------------------------------------------------------------
 
 
-def _layer_norm_fwd(t: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]:
+def _layer_norm_fwd(aten: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]:
     """Runs layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
-    return t.like(x), t.new((groups * x.shape[0],), FLOAT32)
+    return aten.like(x), aten.new((groups * x.shape[0],), FLOAT32)
 
 
-def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
+def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
     """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
-    partial_sums = t.new((programs, x.shape[1]), FLOAT32)
-    return t.to(t.sum(partial_sums, 0), weight.dtype)
+    partial_sums = aten.new((programs, x.shape[1]), FLOAT32)
+    return aten.to(aten.sum(partial_sums, 0), weight.dtype)
 
 
-def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
-    flat_x = t.flatten(t.flatten(x, 2), 0, 1)
-    dx = t.like(flat_x)
-    return dx, _dw(t, flat_x, weight, groups, accelerator)
+def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the gate's gradient is allocated by the caller."""
+    flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
+    dx = aten.like(flat_x)
+    return dx, _dw(aten, flat_x, weight, groups, accelerator)
 
 
 def rmsnorm_fn(
-    t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
+    aten: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
 ) -> Tensor:
     """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
 
     It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same. x, z: [batch, tokens, width].
     """
-    graph, shape = t.graph, x.shape
+    autograd_graph, shape = aten.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
-        return _contiguous_along(t, t.flatten(x, 0, -2), -1)
+        return _contiguous_along(aten, aten.flatten(x, 0, -2), -1)
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
         dy = rows(dy)
-        dx = t.like(x)
-        dz = None if z is None else t.like(z)
-        dw = _dw(t, x, weight, groups, accelerator)
-        return t.reshape(dx, shape), dw, None if dz is None else t.reshape(dz, shape)
+        dx = aten.like(x)
+        dz = None if z is None else aten.like(z)
+        dw = _dw(aten, x, weight, groups, accelerator)
+        return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
-    with graph.no_grad():
+    with autograd_graph.no_grad():
         flat_x, gate = rows(x), None if z is None else rows(z)
-        y, rstd = _layer_norm_fwd(t, flat_x, groups)
-        y = t.reshape(y, shape)
-    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))
+        y, rstd = _layer_norm_fwd(aten, flat_x, groups)
+        y = aten.reshape(y, shape)
+    return record_function(autograd_graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

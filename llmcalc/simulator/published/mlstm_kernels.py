@@ -23,20 +23,24 @@ def pad_to_chunks(tokens: Number, chunk: Number) -> Number:
 
 
 def supports(tokens: Number, chunk: Number) -> bool:
-    """Whether the kernel supports these sizes: powers of two (kernel_param_heuristics.py:44)."""
+    """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
     rows = pad_to_chunks(tokens, chunk)
     return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
 
 
-def _chunk_states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates memory, normalizer and largest exponent before each chunk and after the last (fw_recurrent.py)."""
-    batch, heads, tokens, size = k.shape
+    batch, heads, tokens, head_size = k.shape
     state_count = exact_div(tokens, chunk) + 1
-    shape = batch, heads, state_count * size
-    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, state_count), FLOAT32)
+    shape = batch, heads, state_count * head_size
+    return (
+        aten.new((*shape, v.shape[-1]), FLOAT32),
+        aten.new(shape, FLOAT32),
+        aten.new((batch, heads, state_count), FLOAT32),
+    )
 
 
-def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
+def mlstm_chunkwise(aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
     """Runs triton_xl_chunk/fwbw.py:18 for any number of tokens.
 
     i, f: [batch, heads, tokens], before their exponential and sigmoid.
@@ -45,14 +49,14 @@ def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tens
     rows = pad_to_chunks(tokens, chunk)
     chunk = chunk if rows >= WHOLE else rows
     if same(rows, tokens):
-        return _run_chunkwise(t, (q, k, v, i, f), chunk)[0]
-    zeros = [t.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
-    q, k, v, i, f = (t.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
-    return t.slice(_run_chunkwise(t, (q, k, v, i, f), chunk)[0], tokens, 2)
+        return _run_chunkwise(aten, (q, k, v, i, f), chunk)[0]
+    zeros = [aten.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
+    q, k, v, i, f = (aten.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
+    return aten.slice(_run_chunkwise(aten, (q, k, v, i, f), chunk)[0], tokens, 2)
 
 
 def mlstm_with_states(
-    t: Aten,
+    aten: Aten,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -69,71 +73,71 @@ def mlstm_with_states(
     output and the states after them.
     """
     remaining_tokens, outputs = q.shape[2], []
-    states = _single_state(t, k, v) if states is None else states
+    states = _single_state(aten, k, v) if states is None else states
     while chunk >= LEAST:
         rows = remaining_tokens // chunk * chunk
         if rows:
-            h, states = _run_chunkwise(t, _dense_tensors(t, rows, q, k, v, i, f), chunk, with_last=True)
+            h, states = _run_chunkwise(aten, _dense_tensors(aten, rows, q, k, v, i, f), chunk, with_last=True)
             outputs.append(h)
         remaining_tokens, chunk = remaining_tokens - rows, chunk // 2
     if remaining_tokens:
-        h, states = _run_token_by_token(t, _dense_tensors(t, remaining_tokens, q, k, v, i, f))
+        h, states = _run_token_by_token(aten, _dense_tensors(aten, remaining_tokens, q, k, v, i, f))
         outputs.append(h)
-    return t.cat(outputs, 2), states
+    return aten.cat(outputs, 2), states
 
 
-def _dense_tensors(t: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:
-    return [t.contiguous(t.slice(x, rows, 2)) for x in xs]
+def _dense_tensors(aten: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:
+    return [aten.contiguous(aten.slice(x, rows, 2)) for x in xs]
 
 
-def _run_token_by_token(t: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+def _run_token_by_token(aten: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
 
     The outputs of all tokens but the last are one tensor here.
     """
     _, k, v, *_ = xs
     batch, heads, tokens, _ = k.shape
-    _earlier = t.new((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
-    states = _single_state(t, k, v)
+    _earlier = aten.new((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
+    states = _single_state(aten, k, v)
     if tokens > 1:  # every token replaces the states
-        states = _single_state(t, k, v)
-    _last_output = t.new((batch, heads, v.shape[-1]), v.dtype)
-    return t.like(v), states
+        states = _single_state(aten, k, v)
+    _last_output = aten.new((batch, heads, v.shape[-1]), v.dtype)
+    return aten.like(v), states
 
 
-def _single_state(t: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
     """Allocates the memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
-    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((*k.shape[:2], 1), FLOAT32)
+    return aten.new((*shape, v.shape[-1]), FLOAT32), aten.new(shape, FLOAT32), aten.new((*k.shape[:2], 1), FLOAT32)
 
 
 def _run_chunkwise(
-    t: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
+    aten: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs the chunkwise kernel. with_last: whether to return copies of the last states."""
-    graph = t.graph
+    """Runs the chunkwise kernel. with_last: whether copies of the last states are returned."""
+    autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Runs triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
-        _memory, _norm, _largest_exponent = _chunk_states(t, k, v, chunk)
-        h = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
-        n, m = t.new(i.shape, q.dtype), t.new(i.shape, q.dtype)
-        _b = t.new(i.shape, FLOAT32)
-        return h, n, m, _single_state(t, k, v) if with_last else ()
+        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
+        h = aten.new((*q.shape[:3], v.shape[-1]), q.dtype)
+        n, m = aten.new(i.shape, q.dtype), aten.new(i.shape, q.dtype)
+        _b = aten.new(i.shape, FLOAT32)
+        return h, n, m, _single_state(aten, k, v) if with_last else ()
 
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, n: Tensor, m: Tensor
     ) -> Sequence[Gradient]:
         """Runs triton_xl_chunk/bw.py:26."""
-        dh = t.contiguous(dh)
-        _memory, _norm, _largest_exponent = _chunk_states(t, k, v, chunk)
-        _dmemory = t.like(_memory)
-        _b, _a = t.new(i.shape, FLOAT32), t.new(i.shape, FLOAT32)
-        dv, dk, dq = t.like(v), t.like(k), t.like(q)
-        di, df = t.new(i.shape, FLOAT32), t.new(f.shape, FLOAT32)
+        dh = aten.contiguous(dh)
+        _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
+        _dmemory = aten.like(_memory)
+        _b, _a = aten.new(i.shape, FLOAT32), aten.new(i.shape, FLOAT32)
+        dv, dk, dq = aten.like(v), aten.like(k), aten.like(q)
+        di, df = aten.new(i.shape, FLOAT32), aten.new(f.shape, FLOAT32)
         return dq, dk, dv, di, df
 
-    with graph.no_grad():
-        dense_inputs = [t.contiguous(x) for x in xs]
+    with autograd_graph.no_grad():
+        dense_inputs = [aten.contiguous(x) for x in xs]
         h, n, m, last_states = forward(*dense_inputs[:4])
-    return record_function(graph, "mLSTMChunkwise", xs, h, backward, (*dense_inputs, n, m)), last_states
+    return record_function(autograd_graph, "mLSTMChunkwise", xs, h, backward, (*dense_inputs, n, m)), last_states

@@ -101,12 +101,14 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
     run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp=fsdp)
+        run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp_settings=fsdp)
     elif job.layout.zero == 3:
         layout = job.layout
         weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
-        run = FsdpRun(job.spec, job.training, weight_sharding, fsdp, layout.reshard, meter=meter, program=program)
+        run = FsdpRun(
+            job.spec, job.training, weight_sharding, fsdp, layout.reshard, memory_meter=meter, program=program
+        )
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
         run = RankRun(job.spec, job.training, job.layout, rank, meter)

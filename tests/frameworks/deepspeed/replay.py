@@ -49,7 +49,7 @@ def _model() -> ModelSpec:
 def replayed(case: Case, rank: int) -> dict[str, int]:
     """The bytes of one rank: after set-up, the most in each phase of the last step, and what is left."""
     meter = Meter()
-    run = zero_run(_model(), training(case), settings(case.config), case.ranks, rank, meter=meter)
+    run = zero_run(_model(), training(case), settings(case.config), case.ranks, rank, memory_meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     found = {"set_up": meter.now}

@@ -335,7 +335,13 @@ def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsd
     """The same steps, replayed."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     run = FsdpRun(
-        spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, meter=Meter(), program=program
+        spec,
+        training,
+        sharding(training, layout, rank, fsdp),
+        fsdp,
+        layout.reshard,
+        memory_meter=Meter(),
+        program=program,
     )
     return steps_of(run, training, fsdp)
 

@@ -373,7 +373,7 @@ def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     spec, training = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), Fsdp(prefetch=prefetch)
     meter = Meter()
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, meter=meter)
+    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, Place()
@@ -415,8 +415,8 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     shards = [parameter.shard_elements for parameter in group.parameters]
     inputs = group._all_gather_inputs()
     assert sum(one.bytes for one in inputs) == group.gather_bytes == 2 * sum(shards)
-    offloaded = fsdp_memory(spec, training, layout, 0, fsdp=fsdp)
-    on_device = fsdp_memory(spec, training, layout, 0, fsdp=replace(fsdp, offloads=False))
+    offloaded = fsdp_memory(spec, training, layout, 0, fsdp_settings=fsdp)
+    on_device = fsdp_memory(spec, training, layout, 0, fsdp_settings=replace(fsdp, offloads=False))
     weights, gradients, states = (term.bytes for term in offloaded.host)
     every = [parameter for each in run.lowering.groups.values() for parameter in each.parameters]
     width = 4 if dtype == "float32" else 2
@@ -450,7 +450,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].kind_repeats(RECORDED_REPEATS)})
     found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
-    run = FsdpRun(spec, training, rank_model, fsdp, meter=meter)
+    run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, Place()

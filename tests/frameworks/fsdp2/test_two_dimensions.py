@@ -145,7 +145,7 @@ def test_products_divided_without_shards(recompute: str) -> None:
     """What distributed tensors allocate by themselves: `--framework torch`."""
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
     training = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
-    run = DividedRun(spec, training, meter=Meter(), program=rank_program(spec, layout, 1))
+    run = DividedRun(spec, training, memory_meter=Meter(), program=rank_program(spec, layout, 1))
     assert differences(steps_of(run, training), by_torch(spec, training, layout, 1, watch=Parts)) == {}
 
 
@@ -158,7 +158,7 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     """Their kernels run at once, where each value of the program has a place."""
     spec, layout = llmcalc.load(name).model, Layout(tp=2, sequence_parallel=by_tokens)
     program = rank_program(spec, layout, 1)
-    run = DividedRun(spec, Training(batch=1, seq=64), meter=Meter(), program=program)
+    run = DividedRun(spec, Training(batch=1, seq=64), memory_meter=Meter(), program=program)
     run.set_up()
     run.step()
     sent, expected = Counter[bool](), Counter[bool]()
@@ -191,7 +191,7 @@ def test_gradients_of_distributed_tensors_are_never_added_in_place() -> None:
     training = Training(batch=2, seq=8, dtype="float32")
     made = []
     for adds_in_place in (False, True):
-        run = DividedRun(spec, training, meter=Sizes(), program=rank_program(spec, layout, 0))
+        run = DividedRun(spec, training, memory_meter=Sizes(), program=rank_program(spec, layout, 0))
         run.graph.adds_in_place = adds_in_place
         run.set_up()
         run.step()
@@ -213,7 +213,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     size, made = 2 * batch * 16 * 32, []
     for fsdp in (TITAN, Fsdp(overlaps=overlaps), Fsdp(overlaps=overlaps, copies_gathered=True)):
         program = rank_program(spec, layout, 0)
-        run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, meter=Sizes(), program=program)
+        run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program)
         run.set_up()
         run.next_batch()
         run.forward_and_backward()

@@ -37,15 +37,15 @@ NOT_MODELLED = {
 class AttentionKernels(LinearKernels):
     """Splits of fused QKV projections, rotary embeddings, and attention."""
 
-    def do_mask(self, step: Step) -> None: ...
+    def do_mask(self, operation: Step) -> None: ...
 
-    def do_cache(self, step: Step) -> None:
-        """Returns keys and values unchanged, since training has no cache."""
-        for cached, value in zip(step.outs, step.ins, strict=True):
+    def do_cache(self, operation: Step) -> None:
+        """Returns keys and values unchanged, since there is no cache in training."""
+        for cached, value in zip(operation.outs, operation.ins, strict=True):
             self.bind(cached, self.get(value))
 
     def get(self, value: Value) -> Tensor:
-        """Returns the tensor of a value; the tensor of its base for a view."""
+        """Returns the tensor of a value; for a view, the tensor that it is a view of."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -57,24 +57,24 @@ class AttentionKernels(LinearKernels):
         """Assigns a tensor to a value without changing its shape."""
         self.bind(value, tensor)
 
-    def do_repeat(self, step: Step) -> None:
-        """Copies nothing, since backends read a key head for all of its queries, or repeat the head themselves."""
-        self.bind(step.outs[0], self.get(step.ins[0]))
+    def do_repeat(self, operation: Step) -> None:
+        """Copies nothing: attention backends read a key head for all of its query heads, or repeat it themselves."""
+        self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
-    def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
-        if any(step.outs[0].axes[0].name not in HEADS for step in group):
-            return super().split_product(group, product, widths)
+        if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
+            return super().split_product(fused_operations, product, widths)
         parts = self.split_along(product, widths)
-        heads = [step.outs[0].axes[0].size for step in group]
+        heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
-            len(group) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
+            len(fused_operations) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
         ):  # [groups, queries of a group]: no view of heads
             del product
-            for i in (0, 3)[: len(group) - 2]:
+            for i in (0, 3)[: len(fused_operations) - 2]:
                 parts[i] = self.dense_copy(parts[i])
         return parts
 
@@ -101,41 +101,43 @@ class AttentionKernels(LinearKernels):
 
     # --- rotation ----------------------------------------------------------------------------------------------------
 
-    def do_rope(self, step: Step) -> None:
+    def do_rope(self, operation: Step) -> None:
         """Applies rotary embeddings to queries or keys."""
-        x = self.take(step, step.ins[0])
-        self.bind(step.outs[0], self.rotate(x))
+        x = self.take(operation, operation.ins[0])
+        self.bind(operation.outs[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
         if self.rank_choices.rope_fusion:
-            out = self.graph.new(x.shape, x.dtype)
+            output = self.graph.new(x.shape, x.dtype)
             shape = x.shape
-            return record(self.graph, "rope", (x,), out, lambda g, _: (self.graph.new(shape, g.dtype),))
-        t = self.t
-        rotated = t.add(t.scale(x), t.scale(t.scale(x)))
+            return record(self.graph, "rope", (x,), output, lambda g, _: (self.graph.new(shape, g.dtype),))
+        aten = self.t
+        rotated = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
         return self.dense_copy(rotated)
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
-    def do_attention(self, step: Step) -> None:
+    def do_attention(self, operation: Step) -> None:
         """Runs attention, and recomputes it in the backward pass if recomputation is set."""
-        name = type(step.op).__name__
+        name = type(operation.op).__name__
         if name != "AttentionCore":
-            raise self.unsupported(f"no kernels for '{name}'", step.name)
-        features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if step.options.get(option))
+            raise self.unsupported(f"no kernels for '{name}'", operation.name)
+        features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
         if features:
             raise self.unsupported(
                 f"{' and '.join(features)} are not modelled with --framework megatron; "
                 "expected --framework fsdp2 or torch",
-                step.name,
+                operation.name,
             )
-        q, k, v = (self.take(step, value) for value in step.ins[:3])
-        heads = step.outs[0].axes[0].size
-        groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
-        is_cross_attention = step.ins[1].rows != step.ins[0].rows
-        has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
-        width = step.outs[0].width
+        q, k, v = (self.take(operation, input_value) for input_value in operation.ins[:3])
+        heads = operation.outs[0].axes[0].size
+        groups = (
+            operation.ins[1].once.axes[0].size if operation.ins[1].once is not None else operation.ins[1].axes[0].size
+        )
+        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+        has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
+        width = operation.outs[0].width
 
         def run(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
@@ -144,11 +146,11 @@ class AttentionKernels(LinearKernels):
         inputs = [q, k, v]
         del q, k, v
         if self.rank_choices.recompute_core:
-            out = self.checkpoint(run, inputs)
+            output = self.checkpoint(run, inputs)
         else:
-            out = run(inputs)
+            output = run(inputs)
         del inputs
-        self.bind(step.outs[0], out)
+        self.bind(operation.outs[0], output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
@@ -169,32 +171,37 @@ class AttentionKernels(LinearKernels):
         `softmax_sum`; transformer_engine/pytorch/csrc/extensions/attention.cpp allocates it). A deterministic one has
         another workspace, whose size the library alone knows: it is not counted.
         """
-        graph, rows = self.graph, q.shape[0]
+        autograd_graph, rows = self.graph, q.shape[0]
         sums = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        ins = (q, k, v)
+        inputs = (q, k, v)
         shares_storage = q.storage is k.storage
-        shapes = [x.shape for x in ins]
+        shapes = [x.shape for x in inputs]
         product_shape = (rows, q.strides[0]) if shares_storage else None
-        out = self.new(rows, width)
+        output = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
-        random_state = graph.new((2,), INT64)
+        random_state = autograd_graph.new((2,), INT64)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             if product_shape is None:
-                input_gradients = [graph.new(shape, g.dtype) for shape in shapes]
+                input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
                 self.cudnn_workspace(sums, heads)
                 return input_gradients
-            product_gradient = graph.new(product_shape, g.dtype)
+            product_gradient = autograd_graph.new(product_shape, output_gradient.dtype)
             self.cudnn_workspace(sums, heads)
-            return [Tensor(shape, g.dtype, product_gradient.storage, product_gradient.strides) for shape in shapes]
+            return [
+                Tensor(shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
+                for shape in shapes
+            ]
 
-        self.node("attention", ins, [out], backward, *ins, out, logsumexp, random_state)
-        return self.all_to_all_output(out)
+        self.node("attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
+        return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without them."""
+        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without sums."""
         if sums is not None:
             query_gradient_sums = self.graph.new((sums[0], sums[1] + heads), FLOAT32)
             del query_gradient_sums
@@ -206,42 +213,44 @@ class AttentionKernels(LinearKernels):
         """
         if self.rank_choices.cp == 1 or self.rank_choices.cp_exchange != "a2a":
             return attention_output
-        graph, shape = self.graph, attention_output.shape
-        out = graph.new(shape, attention_output.dtype)
+        autograd_graph, shape = self.graph, attention_output.shape
+        output = autograd_graph.new(shape, attention_output.dtype)
         self.node(
             "all_to_all",
             (attention_output,),
-            [out],
-            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
         )
-        return out
+        return output
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs FlashAttention, which reads [batch, tokens, heads, size]: copies, unless the batch is 1."""
-        graph, rows, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
+        """Runs FlashAttention on [batch, tokens, heads, size], which takes copies unless the batch is 1."""
+        autograd_graph, rows, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
             q, k, v = (self.dense_copy(x) for x in (q, k, v))
         else:
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        ins = (q, k, v)
-        shapes = [x.shape for x in ins]
-        out = self.new(rows, width)
+        inputs = (q, k, v)
+        shapes = [x.shape for x in inputs]
+        output = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
-        random_state = graph.new((2,), INT64)
+        random_state = autograd_graph.new((2,), INT64)
         q_shape, splits = q.shape, 1
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            input_gradients = [graph.new(shape, g.dtype) for shape in shapes]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
             logsumexp = self.new(rows, heads, FLOAT32)
-            query_gradient_sums = graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
+            query_gradient_sums = autograd_graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
             del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", ins, [out], backward, *ins, out, logsumexp, random_state)
-        out = self.all_to_all_output(out)
-        return self.dense_copy(out) if has_several_sequences else out
+        self.node("flash_attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
+        output = self.all_to_all_output(output)
+        return self.dense_copy(output) if has_several_sequences else output
 
     def transpose_batch(self, x: Tensor) -> Tensor:
         """Returns a copy with the batch before the tokens, or back; its gradient is copied too."""
@@ -258,7 +267,7 @@ class AttentionKernels(LinearKernels):
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
         """Computes all scores: UnfusedDotProductAttention (Transformer Engine), DotProductAttention (Megatron-Core)."""
-        graph, choices, batch = self.graph, self.rank_choices, self.run_config.batch
+        autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
         rows, keys = q.shape[0], k.shape[0]
         if groups != heads:  # keys and values repeated for each query head
             repeated_shape = (keys, q.shape[1])
@@ -266,28 +275,28 @@ class AttentionKernels(LinearKernels):
             k, v = self.repeat_heads(k, repeated_shape), self.repeat_heads(v, (keys, width))
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (rows // batch), keys // batch)
-        engine = choices.transformer_engine
-        mask = graph.new((rows, keys // batch), BOOL) if masked and engine else None
+        engine = kernel_choices.transformer_engine
+        mask = autograd_graph.new((rows, keys // batch), BOOL) if masked and engine else None
         if engine:
-            added_input: Tensor | None = graph.new(scores_shape, q.dtype)
+            added_input: Tensor | None = autograd_graph.new(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
             added_input = None
         shapes = q.shape, k.shape
 
         def scores_backward(
-            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
             for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
-                product = graph.new(shape, g.dtype)
+                product = autograd_graph.new(shape, output_gradient.dtype)
                 input_gradients.append(self.like(product))
                 del product
             return input_gradients
 
-        raw_scores = graph.new(scores_shape, q.dtype)
+        raw_scores = autograd_graph.new(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
         is_fused = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
@@ -295,23 +304,26 @@ class AttentionKernels(LinearKernels):
         if mask is not None:
             attention_probs = self.masked_copy(attention_probs, mask)
         del mask
-        if choices.attention_dropout > 0:
+        if kernel_choices.attention_dropout > 0:
             attention_probs = self.dropout(attention_probs)
         value_shape = v.shape
 
         def context_backward(
-            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")
-            return [graph.new(scores_shape, g.dtype), graph.new(value_shape, g.dtype)]
+            return [
+                autograd_graph.new(scores_shape, output_gradient.dtype),
+                autograd_graph.new(value_shape, output_gradient.dtype),
+            ]
 
         context = self.new(rows, width)
         self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
         del attention_probs, v
-        out = self.transpose_batch(context)
+        output = self.transpose_batch(context)
         del context, raw_scores
-        return out
+        return output
 
     def repeat_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Repeats key or value heads for each query head."""
@@ -330,16 +342,22 @@ class AttentionKernels(LinearKernels):
         Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
         2.17.1 (csrc/extensions/softmax.cpp).
         """
-        out = self.graph.new(raw.shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [g], out)
-        return out
+        output = self.graph.new(raw.shape, raw.dtype)
+        self.node("softmax", (raw,), [output], lambda saved_tensors, g, needs_input_grad: [g], output)
+        return output
 
     def softmax(self, raw: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        graph, shape = self.graph, raw.shape
-        out = graph.new(shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], out)
-        return out
+        autograd_graph, shape = self.graph, raw.shape
+        output = autograd_graph.new(shape, raw.dtype)
+        self.node(
+            "softmax",
+            (raw,),
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
+            output,
+        )
+        return output
 
     def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
@@ -348,14 +366,14 @@ class AttentionKernels(LinearKernels):
 
     def unfused_softmax(self, raw: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
-        choices, t, x = self.rank_choices, self.t, raw
-        if choices.softmax_fp32:
-            x = t.to(x, FLOAT32)
-        if choices.scales_scores:
-            x = t.scale(x)
+        kernel_choices, aten, x = self.rank_choices, self.t, raw
+        if kernel_choices.softmax_fp32:
+            x = aten.to(x, FLOAT32)
+        if kernel_choices.scales_scores:
+            x = aten.scale(x)
         shape = x.shape
         if (
-            not choices.has_padding_mask and not choices.has_batch_mask
+            not kernel_choices.has_padding_mask and not kernel_choices.has_batch_mask
         ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
         masked_scores = Tensor(shape, x.dtype, x.storage)
@@ -365,21 +383,25 @@ class AttentionKernels(LinearKernels):
             [masked_scores],
             lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
         )
-        out = self.softmax(masked_scores)
-        return t.to(out, raw.dtype) if choices.softmax_fp32 else out
+        output = self.softmax(masked_scores)
+        return aten.to(output, raw.dtype) if kernel_choices.softmax_fp32 else output
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
-        graph, out, shape = self.graph, self.like(x), x.shape
+        autograd_graph, output, shape = self.graph, self.like(x), x.shape
         self.node(
-            "masked_fill", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], mask
+            "masked_fill",
+            (x,),
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
+            mask,
         )
-        return out
+        return output
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
-        mask, out, shape = self.dropout_mask(x), self.like(x), x.shape
+        mask, output, shape = self.dropout_mask(x), self.like(x), x.shape
         self.node(
-            "dropout", (x,), [out], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)], mask
+            "dropout", (x,), [output], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)], mask
         )
-        return out
+        return output

@@ -18,102 +18,111 @@ from .attention import AttentionKernels
 class ElementwiseKernels(AttentionKernels):
     """Kernels of activations and residual additions."""
 
-    def do_hold(self, step: Step) -> None: ...
+    def do_hold(self, operation: Step) -> None: ...
 
-    def do_keep(self, step: Step) -> None: ...
+    def do_keep(self, operation: Step) -> None: ...
 
-    def do_enter(self, step: Step) -> None: ...
+    def do_enter(self, operation: Step) -> None: ...
 
-    def do_leave(self, step: Step) -> None: ...
+    def do_leave(self, operation: Step) -> None: ...
 
-    def do_in_format_of(self, step: Step) -> None:
+    def do_in_format_of(self, operation: Step) -> None:
         """Returns the tensor unchanged, since all activations have one number format."""
-        self.bind(step.outs[0], self.get(step.ins[-1]))
+        self.bind(operation.outs[0], self.get(operation.ins[-1]))
 
-    def do_flat(self, step: Step) -> None:
+    def do_flat(self, operation: Step) -> None:
         """Returns the tensor unchanged, since heads are already flat."""
-        self.bind(step.outs[0], self.get(step.ins[0]))
+        self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
-    def do_act(self, step: Step) -> None:
+    def do_act(self, operation: Step) -> None:
         """Runs an activation; the activation of a gate is deferred to the multiplication."""
-        x = self.take(step, step.ins[0])
-        if self._is_gate(step.outs[0]):
-            self.bind(step.outs[0], x)
+        x = self.take(operation, operation.ins[0])
+        if self._is_gate(operation.outs[0]):
+            self.bind(operation.outs[0], x)
             return
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(step.outs[0], self.activation(x, bias))
+        self.bind(operation.outs[0], self.activation(x, bias))
 
     def _is_gate(self, value: Value) -> bool:
-        """Whether a value is a gate that a later step multiplies."""
+        """Whether a value is a gate that a later operation multiplies."""
         return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
-        graph, shape = self.graph, x.shape
+        autograd_graph, shape = self.graph, x.shape
         fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
             x = self.with_bias(x, bias)
-        ins = [x, bias] if fused and bias is not None else [x]
-        shapes = [tensor.shape for tensor in ins]
-        out = graph.new(shape, x.dtype)
+        inputs = [x, bias] if fused and bias is not None else [x]
+        shapes = [tensor.shape for tensor in inputs]
+        output = autograd_graph.new(shape, x.dtype)
         self.node(
             "activation",
-            ins,
-            [out],
-            lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+            inputs,
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [
+                autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
+            ],
             x,
         )
-        return out
+        return output
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
         shape = bias.shape
         return record(self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new(shape, g.dtype)))
 
-    def do_mul(self, step: Step) -> None:
+    def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up from the output of one fused projection."""
-        if step.outs[0].axes[0].name == "heads":
-            self.bind(step.outs[0], self.times_gate(*(self.take(step, value) for value in step.ins)))
+        if operation.outs[0].axes[0].name == "heads":
+            self.bind(
+                operation.outs[0],
+                self.times_gate(*(self.take(operation, input_value) for input_value in operation.ins)),
+            )
             return
-        gate = self.gate_and_up(step)
+        gate = self.gate_and_up(operation)
         bias, self.activation_bias = self.activation_bias, None
-        self.bind(step.outs[0], self.gated_activation(gate, bias, step.outs[0].width))
+        self.bind(operation.outs[0], self.gated_activation(gate, bias, operation.outs[0].width))
 
-    def gate_and_up(self, step: Step) -> Tensor:
+    def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the output of the fused gate-and-up projection. Raises `Unsupported` for other inputs."""
-        gate, up = (self.take(step, value) for value in step.ins)
+        gate, up = (self.take(operation, input_value) for input_value in operation.ins)
         if gate is not up:
-            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
+            raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)
         return gate
 
     def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
-        graph, shapes = self.graph, (x.shape, gate.shape)
-        out = graph.new(x.shape, x.dtype)
+        autograd_graph, shapes = self.graph, (x.shape, gate.shape)
+        output = autograd_graph.new(x.shape, x.dtype)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            return [graph.new(shape, g.dtype) for shape in shapes]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            return [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
 
-        self.node("gated", (x, gate), [out], backward, x, gate)
-        return out
+        self.node("gated", (x, gate), [output], backward, x, gate)
+        return output
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
-        """Computes act(gate) · up from one tensor that has both."""
-        graph, shape = self.graph, x.shape
+        """Computes act(gate) · up from one tensor that contains gate and up."""
+        autograd_graph, shape = self.graph, x.shape
         if self.rank_choices.bias_activation:
-            ins = [x] if bias is None else [x, bias]
-            shapes = [tensor.shape for tensor in ins]
-            out = graph.new((shape[0], width), x.dtype)
+            inputs = [x] if bias is None else [x, bias]
+            shapes = [tensor.shape for tensor in inputs]
+            output = autograd_graph.new((shape[0], width), x.dtype)
             self.node(
                 "glu",
-                ins,
-                [out],
-                lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+                inputs,
+                [output],
+                lambda saved_tensors, g, needs_input_grad: [
+                    autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
+                ],
                 x,
             )
-            return out
+            return output
         if bias is not None:
             x = self.with_bias(x, bias)
         gate, up = self.t.split(x, (width, width))
@@ -123,22 +132,26 @@ class ElementwiseKernels(AttentionKernels):
 
     # --- additions ---------------------------------------------------------------------------------------------------
 
-    def do_dropout(self, step: Step) -> None:
-        """Defers dropout of a sublayer's output to the residual addition; at other places Megatron has its own."""
-        self.bind(step.outs[0], self.get(step.ins[0]))
-        if step.options["place"] in ("attention_output", "feed_forward"):
-            self.dropout_outputs.add(id(step.outs[0]))
+    def do_dropout(self, operation: Step) -> None:
+        """Defers dropout of a sublayer's output to the residual addition; other kernels include their dropout."""
+        self.bind(operation.outs[0], self.get(operation.ins[0]))
+        if operation.options["place"] in ("attention_output", "feed_forward"):
+            self.dropout_outputs.add(id(operation.outs[0]))
 
-    def do_add(self, step: Step) -> None:
+    def do_add(self, operation: Step) -> None:
         """Adds two tensors, with the deferred dropout of one of them."""
-        dropout_output = next((value for value in step.ins if id(value) in self.dropout_outputs), None)
+        dropout_output = next(
+            (input_value for input_value in operation.ins if id(input_value) in self.dropout_outputs), None
+        )
         if dropout_output is None:
-            self.bind(step.outs[0], self.add(*(self.take(step, value) for value in step.ins)))
+            self.bind(
+                operation.outs[0], self.add(*(self.take(operation, input_value) for input_value in operation.ins))
+            )
             return
-        residual = next(value for value in step.ins if value is not dropout_output)
+        residual = next(input_value for input_value in operation.ins if input_value is not dropout_output)
         bias, self.row_bias = self.row_bias, None
-        out = self.bias_dropout_add(self.take(step, dropout_output), self.take(step, residual), bias)
-        self.bind(step.outs[0], out)
+        output = self.bias_dropout_add(self.take(operation, dropout_output), self.take(operation, residual), bias)
+        self.bind(operation.outs[0], output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""
@@ -146,16 +159,22 @@ class ElementwiseKernels(AttentionKernels):
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """Computes residual + dropout(x + bias), which saves one byte per element."""
-        graph, shape = self.graph, x.shape
+        autograd_graph, shape = self.graph, x.shape
         has_dropout = self.rank_choices.hidden_dropout > 0
         mask = [self.dropout_mask(x)] if has_dropout else []
-        out = self.like(x)
-        ins = [x, residual, *([] if bias is None else [bias])]
+        output = self.like(x)
+        inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            x_gradient = graph.new(shape, g.dtype) if has_dropout else g
-            return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            x_gradient = autograd_graph.new(shape, output_gradient.dtype) if has_dropout else output_gradient
+            return [
+                x_gradient,
+                output_gradient,
+                *([] if bias_shape is None else [autograd_graph.new(bias_shape, output_gradient.dtype)]),
+            ]
 
-        self.node("bias_dropout_add", ins, [out], backward, *mask)
-        return out
+        self.node("bias_dropout_add", inputs, [output], backward, *mask)
+        return output

@@ -22,18 +22,18 @@ from .lowering import UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
 
-    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Moves the steps of shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
-        shared_experts = _shared_experts(scope)
+    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
+        shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [item for item in scope.items if item not in shared_experts]
+            other_items = [item for item in module_scope.items if item not in shared_experts]
             position = 0
             if not self.rank_choices.shared_experts_first:
                 position = 1 + next(
                     i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
-        super()._look_for_readers(scope, module)
+            module_scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
+        super()._look_for_readers(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
 
@@ -42,82 +42,96 @@ class ExpertKernels(HeadKernels):
         """The number format in which the router computes."""
         return FLOAT32 if self.rank_choices.router_fp32 else BFLOAT16
 
-    def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
+    def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the router, the gate of shared experts, or another unsharded linear layer."""
-        if step.about.get("kind") == "shared_expert":
-            return self.shared_expert_gate(step, x)
-        return self.router_linear(step, x) if step.about.get("kind") == "router" else super().undivided_linear(step, x)
+        if operation.about.get("kind") == "shared_expert":
+            return self.shared_expert_gate(operation, x)
+        return (
+            self.router_linear(operation, x)
+            if operation.about.get("kind") == "router"
+            else super().undivided_linear(operation, x)
+        )
 
-    def shared_expert_gate(self, step: Step, x: Tensor) -> Tensor:
+    def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward): one logit per token."""
         start, (rows, n_in) = len(self.ordered_parameters), x.shape
-        weight, _ = self.linear_weights(step, step.outs[0].width, "")
+        weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
         self.later_parameters += self.ordered_parameters[start:]
         del self.ordered_parameters[start:]
         self.persistent.use_torch_workspace("forward")
-        out = self.new(rows, weight.shape[0])
+        output = self.new(rows, weight.shape[0])
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16)]
 
-        self.node("linear", (x, weight), [out], backward, x)
-        return out
+        self.node("linear", (x, weight), [output], backward, x)
+        return output
 
-    def router_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Runs RouterGatingLinearFunction, always as a product of Transformer Engine."""
-        weight, bias = self.linear_weights(step, step.outs[0].width, "router")
+    def router_linear(self, operation: Step, x: Tensor) -> Tensor:
+        """Runs RouterGatingLinearFunction, always as a matrix product of Transformer Engine."""
+        weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
         dtype, (rows, width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
-        out = self.graph.new((rows, weight.shape[0]), dtype)
+        output = self.graph.new((rows, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            graph = self.graph
-            weight_copy = graph.new(weight.shape, dtype) if is_fp32 else None
-            input_gradient = graph.new((rows, width), dtype)
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            autograd_graph = self.graph
+            weight_copy = autograd_graph.new(weight.shape, dtype) if is_fp32 else None
+            input_gradient = autograd_graph.new((rows, width), dtype)
             del weight_copy
-            input_copy = graph.new((rows, width), dtype) if is_fp32 else None
-            weight_gradient = graph.new(weight.shape, dtype)
+            input_copy = autograd_graph.new((rows, width), dtype) if is_fp32 else None
+            weight_gradient = autograd_graph.new(weight.shape, dtype)
             del input_copy
             if is_fp32:
                 input_gradient = self.t.to(input_gradient, BFLOAT16)
                 weight_gradient = self.t.to(weight_gradient, BFLOAT16)
-            return [input_gradient, weight_gradient, *([] if bias is None else [graph.new(bias.shape, BFLOAT16)])]
+            return [
+                input_gradient,
+                weight_gradient,
+                *([] if bias is None else [autograd_graph.new(bias.shape, BFLOAT16)]),
+            ]
 
-        self.node("router", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
-        return out
+        self.node("router", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        return output
 
-    def do_buffer(self, step: Step) -> None:
-        """Binds the score correction of the experts, a few bytes without gradient."""
-        self.bind(step.outs[0], empty(UncountedMeter(), self.shape(step.outs[0]), FLOAT32))
+    def do_buffer(self, operation: Step) -> None:
+        """Creates the score correction of the experts, a few bytes without gradient."""
+        self.bind(operation.outs[0], empty(UncountedMeter(), self.shape(operation.outs[0]), FLOAT32))
 
-    def do_route(self, step: Step) -> None:
+    def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
-        logits, k, graph = self.take(step, step.ins[0]), step.options["top_k"], self.graph
+        logits, k, autograd_graph = self.take(operation, operation.ins[0]), operation.options["top_k"], self.graph
         rows, experts = logits.shape
         dtype = logits.dtype
-        expert_indices = graph.new((rows, k), INT64)
-        scores = [graph.new((rows, k), FLOAT32)]
-        if step.options["scoring"] != "softmax of chosen":
-            scores.append(graph.new((rows, experts), FLOAT32))
-        position_map = graph.new((rows, experts), INT32)
-        mask = graph.new((rows, experts), BOOL)
+        expert_indices = autograd_graph.new((rows, k), INT64)
+        scores = [autograd_graph.new((rows, k), FLOAT32)]
+        if operation.options["scoring"] != "softmax of chosen":
+            scores.append(autograd_graph.new((rows, experts), FLOAT32))
+        position_map = autograd_graph.new((rows, experts), INT32)
+        mask = autograd_graph.new((rows, experts), BOOL)
         del position_map
-        probs = graph.new((rows, experts), dtype)
+        probs = autograd_graph.new((rows, experts), dtype)
         saved_by_router = [expert_indices, *scores]
         if self.rank_choices.capacity_factor is not None:
-            saved_by_router.append(graph.new((rows, experts), BOOL))
-            probs = graph.new((rows, experts), dtype)
+            saved_by_router.append(autograd_graph.new((rows, experts), BOOL))
+            probs = autograd_graph.new((rows, experts), dtype)
         if self.rank_choices.aux_loss:
-            saved_by_router.append(graph.new((rows, experts), FLOAT32))
+            saved_by_router.append(autograd_graph.new((rows, experts), FLOAT32))
         if self.rank_choices.z_loss:  # logsumexp
-            saved_by_router += [logits, graph.new((rows, 1), dtype)]
+            saved_by_router += [logits, autograd_graph.new((rows, 1), dtype)]
         has_aux_loss = self.rank_choices.aux_loss
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            aux_gradient = graph.new((rows, experts), FLOAT32) if has_aux_loss else None
-            logits_gradient = graph.new((rows, experts), dtype)
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            aux_gradient = autograd_graph.new((rows, experts), FLOAT32) if has_aux_loss else None
+            logits_gradient = autograd_graph.new((rows, experts), dtype)
             del aux_gradient
             return [logits_gradient]
 
@@ -127,11 +141,11 @@ class ExpertKernels(HeadKernels):
 
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
-    def do_dispatch(self, step: Step) -> None:
+    def do_dispatch(self, operation: Step) -> None:
         """Sends tokens to their experts by the run's dispatcher."""
-        local_tensors, x = self.frames[-1].local_tensors, self.take(step, step.ins[0])
-        self.top_k: int = step.options["top_k"]
-        self.all_experts: int = step.options["experts"].size
+        local_tensors, x = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
+        self.top_k: int = operation.options["top_k"]
+        self.all_experts: int = operation.options["experts"].size
         dispatch_functions = {
             "allgather": self._all_gather_tokens,
             "alltoall": self._send_rows,
@@ -139,11 +153,11 @@ class ExpertKernels(HeadKernels):
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
-        self.bind(step.outs[0], expert_rows)
+        self.bind(operation.outs[0], expert_rows)
 
-    def do_combine(self, step: Step) -> None:
-        """Returns expert outputs to their tokens by the run's dispatcher."""
-        local_tensors, y = self.frames[-1].local_tensors, self.take(step, step.ins[0])
+    def do_combine(self, operation: Step) -> None:
+        """Sends expert outputs back to their tokens by the run's dispatcher."""
+        local_tensors, y = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
         expert_outputs = [y]
         del y
         combine_functions = {
@@ -154,7 +168,7 @@ class ExpertKernels(HeadKernels):
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combined_at_once:
             local_tensors["output"] = combined_output
-        self.bind(step.outs[0], combined_output)
+        self.bind(operation.outs[0], combined_output)
 
     @property
     def local_experts(self) -> int:
@@ -172,11 +186,11 @@ class ExpertKernels(HeadKernels):
             return rows * self.top_k
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
-    def move_rows(self, name: str, x: Tensor, rows: Number) -> Tensor:
+    def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
         """Copies token rows to other ranks or into another order; the gradient is a copy too."""
         shape, dtype = x.shape, x.dtype
-        out = self.graph.new((rows, *shape[1:]), dtype)
-        return record(self.graph, name, (x,), out, lambda g, _: (self.graph.new(shape, dtype),))
+        output = self.graph.new((rows, *shape[1:]), dtype)
+        return record(self.graph, operation_name, (x,), output, lambda g, _: (self.graph.new(shape, dtype),))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
         """Keeps tensors referenced by this layer's dispatcher until its next forward pass."""
@@ -184,12 +198,16 @@ class ExpertKernels(HeadKernels):
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens, and selects those of this rank's experts."""
-        choices, graph, (rows, width) = self.rank_choices, self.graph, x.shape
-        group, probs, mask = choices.ep * choices.etp, local_tensors["probs"], local_tensors["routing_map"]
+        kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
+        group, probs, mask = (
+            kernel_choices.ep * kernel_choices.etp,
+            local_tensors["probs"],
+            local_tensors["routing_map"],
+        )
         all_rows, local_experts, dtype = rows * group, self.local_experts, local_tensors["probs"].dtype
         expert_row_count = self.received_rows(rows)
         if group > 1:
-            mask = graph.new((all_rows, self.all_experts), BOOL)
+            mask = autograd_graph.new((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
             self.persistent.grow_gather_buffer(2 * all_rows * width)
             gathered_tokens = Tensor((all_rows, width), x.dtype, self.empty_storage)
@@ -198,29 +216,29 @@ class ExpertKernels(HeadKernels):
                 "gather",
                 (x,),
                 [gathered_tokens],
-                lambda saved_tensors, g, needs_input_grad: [graph.new(local_shape, g.dtype)],
+                lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(local_shape, g.dtype)],
             )
             x = gathered_tokens
             del gathered_tokens
-        local_map = graph.new((all_rows, local_experts), BOOL)
+        local_map = autograd_graph.new((all_rows, local_experts), BOOL)
         all_probs_shape = probs.shape
-        local_probs = graph.new((all_rows, local_experts), dtype)
+        local_probs = autograd_graph.new((all_rows, local_experts), dtype)
         self.node(
             "slice",
             (probs,),
             [local_probs],
-            lambda saved_tensors, g, needs_input_grad: [graph.new(all_probs_shape, g.dtype)],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(all_probs_shape, g.dtype)],
         )
         del probs, mask
         expert_rows, index = self.permute(x, expert_row_count, all_rows, local_experts, None)
-        transposed_probs = graph.new((local_experts, all_rows), dtype)
-        row_probs = graph.new((expert_row_count, 1), dtype)
+        transposed_probs = autograd_graph.new((local_experts, all_rows), dtype)
+        row_probs = autograd_graph.new((expert_row_count, 1), dtype)
         shape = local_probs.shape
         self.node(
             "masked_select",
             (local_probs,),
             [row_probs],
-            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
             transposed_probs,
         )
         del transposed_probs, local_probs
@@ -234,64 +252,68 @@ class ExpertKernels(HeadKernels):
         self, x: Tensor, rows: Number, tokens: Number, experts: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert. Returns the sorted rows and the map of their positions."""
-        graph, width = self.graph, x.shape[1]
+        autograd_graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
-            index = graph.new((tokens, 2 * experts + 1), INT32)
+            index = autograd_graph.new((tokens, 2 * experts + 1), INT32)
         else:
-            transposed_map = graph.new((experts, tokens), BOOL)
-            row_order = graph.new((experts * tokens,), INT64)
-            index = graph.new((rows,), INT64)
+            transposed_map = autograd_graph.new((experts, tokens), BOOL)
+            row_order = autograd_graph.new((experts * tokens,), INT64)
+            index = autograd_graph.new((rows,), INT64)
             del transposed_map, row_order
-        out = graph.new((rows, width), x.dtype)
+        output = autograd_graph.new((rows, width), x.dtype)
         shape = x.shape
         if probs is None:
             self.node(
-                "permute", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], index
+                "permute",
+                (x,),
+                [output],
+                lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
+                index,
             )
-            return out, index
-        row_probs, probs_shape, dtype = graph.new((rows, 1), probs.dtype), probs.shape, probs.dtype
+            return output, index
+        row_probs, probs_shape, dtype = autograd_graph.new((rows, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
             (x, probs),
-            [out, row_probs],
+            [output, row_probs],
             lambda saved_tensors, gradients, needs_input_grad: [
-                graph.new(shape, BFLOAT16),
-                graph.new(probs_shape, dtype),
+                autograd_graph.new(shape, BFLOAT16),
+                autograd_graph.new(probs_shape, dtype),
             ],
             index,
         )
         self.row_probs = row_probs
-        return out, index
+        return output, index
 
     def unpermute(self, expert_outputs: list[Tensor], tokens: Number, index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
-        graph, y = self.graph, expert_outputs.pop()
+        autograd_graph, y = self.graph, expert_outputs.pop()
         shape, dtype = y.shape, y.dtype
-        out = graph.new((tokens, shape[1]), dtype)
+        output = autograd_graph.new((tokens, shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
-            out = graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
+            output = autograd_graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
         saved_for_backward = (
             [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
         )
         self.node(
             "unpermute",
             (y,),
-            [out],
-            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
             *saved_for_backward,
         )
-        return out
+        return output
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Sums expert outputs per token, and reduce-scatters them to the tokens' ranks."""
-        choices, width = self.rank_choices, expert_outputs[0].shape[1]
+        kernel_choices, width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
-        group, all_rows = choices.ep * choices.etp, x.shape[0]
+        group, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
         del x
-        out = self.unpermute(expert_outputs, all_rows, local_tensors["index"])
+        output = self.unpermute(expert_outputs, all_rows, local_tensors["index"])
         if group == 1:
-            return out
-        combined_rows = self.t.to(out, self.router_dtype)
+            return output
+        combined_rows = self.t.to(output, self.router_dtype)
         rows = all_rows // group
         del width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, rows)
@@ -299,19 +321,19 @@ class ExpertKernels(HeadKernels):
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
-        choices, (rows, _) = self.rank_choices, x.shape
+        kernel_choices, (rows, _) = self.rank_choices, x.shape
         probs, mask = local_tensors["probs"], local_tensors["routing_map"]
         row_count = self.sent_rows(rows)
         expert_rows, index = self.permute(x, row_count, rows, self.all_experts, probs)
         self.keep_in_dispatcher(index, mask, probs)
         local_tensors["index"] = index
         local_tensors["hidden_states"] = expert_rows
-        if choices.ep > 1:
+        if kernel_choices.ep > 1:
             expert_rows = self.move_rows("all_to_all", expert_rows, row_count)
             self.row_probs = self.move_rows("all_to_all", self.row_probs, row_count)
             local_tensors["dispatched_input"] = expert_rows
-        if choices.etp > 1:
-            row_count = row_count * choices.etp
+        if kernel_choices.etp > 1:
+            row_count = row_count * kernel_choices.etp
             expert_rows = self.move_rows("gather", expert_rows, row_count)
             self.row_probs = self.move_rows("gather", self.row_probs, row_count)
         if self.local_experts > 1:
@@ -328,34 +350,43 @@ class ExpertKernels(HeadKernels):
         Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
         hybrid_ep.cu, `dispatch_with_permute`.
         """
-        choices, graph, (rows, width) = self.rank_choices, self.graph, x.shape
-        ranks, local_experts, probs = choices.ep * choices.etp, self.local_experts, local_tensors["probs"]
+        kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
+        ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
             probs = self.t.to(probs, FLOAT32)
-        row_count, columns = self.received_rows(rows), self.all_experts * choices.etp
-        if choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(graph.new((rows, columns), BOOL))
+        row_count, columns = self.received_rows(rows), self.all_experts * kernel_choices.etp
+        if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
+            self.keep_in_dispatcher(autograd_graph.new((rows, columns), BOOL))
             probs_shape, dtype = probs.shape, probs.dtype
-            expanded_probs = graph.new((rows, columns), dtype)
-            probs = record(graph, "expand", (probs,), expanded_probs, lambda g, _: (graph.new(probs_shape, dtype),))
+            expanded_probs = autograd_graph.new((rows, columns), dtype)
+            probs = record(
+                autograd_graph,
+                "expand",
+                (probs,),
+                expanded_probs,
+                lambda g, _: (autograd_graph.new(probs_shape, dtype),),
+            )
             del expanded_probs
         handle = [
-            graph.new((rows, ranks), INT32),
-            graph.new((rows, 1), BOOL),
-            graph.new((rows * ranks, local_experts), BOOL),
-            graph.new((rows * ranks, local_experts), INT32),
+            autograd_graph.new((rows, ranks), INT32),
+            autograd_graph.new((rows, 1), BOOL),
+            autograd_graph.new((rows * ranks, local_experts), BOOL),
+            autograd_graph.new((rows * ranks, local_experts), INT32),
         ]
-        expert_rows, row_probs = graph.new((row_count, width), x.dtype), graph.new((row_count, 1), FLOAT32)
+        expert_rows, row_probs = (
+            autograd_graph.new((row_count, width), x.dtype),
+            autograd_graph.new((row_count, 1), FLOAT32),
+        )
         shape = x.shape
 
         def backward(
             saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            return [graph.new(shape, BFLOAT16), graph.new((rows, columns), FLOAT32)]
+            return [autograd_graph.new(shape, BFLOAT16), autograd_graph.new((rows, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
-        layer_indices = [frame.layer_index for frame in self.frames]
+        layer_indices = [module_call.layer_index for module_call in self.frames]
         self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *layer_indices)] = (
             handle  # the graph of its probabilities
         )
@@ -366,66 +397,72 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def _return_rows_by_hybridep(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Returns expert outputs to their tokens by HybridEP's kernel."""
-        graph, y, handle = self.graph, expert_outputs.pop(), self.dispatch_handle
+        """Sends expert outputs back to their tokens by HybridEP's kernel."""
+        autograd_graph, y, handle = self.graph, expert_outputs.pop(), self.dispatch_handle
         self.dispatch_handle = []
         shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
-        out = graph.new((self.dispatched_tokens, shape[1]), dtype)
-        self.node("combine", (y,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, dtype)], *handle)
-        return out
+        output = autograd_graph.new((self.dispatched_tokens, shape[1]), dtype)
+        self.node(
+            "combine",
+            (y,),
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, dtype)],
+            *handle,
+        )
+        return output
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Returns expert outputs to their tokens by all-to-all."""
-        choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
+        """Sends expert outputs back to their tokens by all-to-all."""
+        kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
         if self.local_experts > 1:
             expert_outputs.append(self.move_rows("unsort", expert_outputs[0], row_count))
             expert_outputs.pop(0)
-        if choices.etp > 1:
-            row_count = row_count // choices.etp
+        if kernel_choices.etp > 1:
+            row_count = row_count // kernel_choices.etp
             unreduced_rows = self.t.to(expert_outputs.pop(), local_tensors["probs"].dtype)
             expert_outputs.append(self.t.to(self.move_rows("reduce_scatter", unreduced_rows, row_count), BFLOAT16))
             del unreduced_rows
         local_tensors["output"] = expert_outputs[0]
-        if choices.ep > 1:
+        if kernel_choices.ep > 1:
             expert_outputs.append(self.move_rows("all_to_all", expert_outputs.pop(), row_count))
-            if not choices.combined_at_once:  # else the caller's variable still names what came from the experts
+            if not kernel_choices.combined_at_once:  # else the caller's variable still names what came from the experts
                 local_tensors["output"] = expert_outputs[0]
         return self.unpermute(expert_outputs, self.dispatched_tokens, local_tensors["index"])
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
-    def do_experts(self, step: Step) -> None:
+    def do_experts(self, operation: Step) -> None:
         """Runs one grouped linear layer of the experts."""
-        out = step.outs[0]
-        if id(step) in self.pending_outputs:
-            self.bind(out, self.pending_outputs.pop(id(step)))
+        output = operation.outs[0]
+        if id(operation) in self.pending_outputs:
+            self.bind(output, self.pending_outputs.pop(id(operation)))
             return
         if self.rank_choices.grouped_gemm:
-            group = self.fused_expert_steps(step)
+            group = self.fused_expert_steps(operation)
             product = self.grouped_linear(
-                step, self.take(step, step.ins[0]), sum(reader.outs[0].width for reader in group)
+                operation, self.take(operation, operation.ins[0]), sum(reader.outs[0].width for reader in group)
             )
             for reader in group:
-                if reader is step:
-                    self.bind(out, product)
+                if reader is operation:
+                    self.bind(output, product)
                 else:
                     self.pending_outputs[id(reader)] = product
             return
-        raise self.unsupported("no kernels for an expert's layer outside of experts", step.name)
+        raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
-    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts one after the other (SequentialMLP), where products are not grouped."""
-        steps = [item for item in scope.items if isinstance(item, Step) and item.verb == "experts"]
+        steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.grouped_gemm or not steps:
-            return super().module_kernel(scope)
-        return lambda: self._run_sequential_experts(scope, steps)
+            return super().module_kernel(module_scope)
+        return lambda: self._run_sequential_experts(module_scope, steps)
 
-    def _run_sequential_experts(self, scope: Scope, steps: list[Step]) -> None:
+    def _run_sequential_experts(self, module_scope: Scope, operations: list[Step]) -> None:
         """Runs the network of each expert in turn, and concatenates the outputs."""
-        graph = self.graph
-        input_layers, output_layer = steps[:-1], steps[-1]
-        has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in scope.items)
+        autograd_graph = self.graph
+        input_layers, output_layer = operations[:-1], operations[-1]
+        has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in module_scope.items)
         experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.get(input_layers[0].ins[0]), self.row_probs
@@ -451,37 +488,41 @@ class ExpertKernels(HeadKernels):
             del product
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
-        out = expert_outputs[0]
+        output = expert_outputs[0]
         if experts > 1:
             shapes = [tensor.shape for tensor in expert_outputs]
-            out = record(
-                graph,
+            output = record(
+                autograd_graph,
                 "cat",
                 expert_outputs,
-                graph.new((rows, output_width), BFLOAT16),
+                autograd_graph.new((rows, output_width), BFLOAT16),
                 lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes],
             )
         del expert_outputs
-        self.bind(output_layer.outs[0], out)
+        self.bind(output_layer.outs[0], output)
 
     def expert_linear(
-        self, step: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, role: str
+        self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, role: str
     ) -> Tensor:
         """Runs a linear layer of a single expert."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         path = (*self.module_path(), expert_index)
-        weight = self.with_role(role, lambda: self.weight(f"{step.name}.weight", (output_width, input_width), path))
+        weight = self.with_role(
+            role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), path)
+        )
         bias = (
-            self.with_role(role, lambda: self.weight(f"{step.name}.bias", (output_width,), path))
-            if step.options["bias"]
+            self.with_role(role, lambda: self.weight(f"{operation.name}.bias", (output_width,), path))
+            if operation.options["bias"]
             else None
         )
         self.in_expert = previous_in_expert
         engine, rows = self.rank_choices.transformer_engine, x.shape[0]
         self.use_workspace(engine, "forward")
-        out = self.new(rows, output_width)
+        output = self.new(rows, output_width)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
             input_gradient = self.new(rows, input_width)
             weight_gradient = self.weight_gradient(weight)
@@ -489,117 +530,131 @@ class ExpertKernels(HeadKernels):
                 saved_tensors[0] = None
             return [input_gradient, weight_gradient]
 
-        self.node("linear", (x, weight), [out], backward, x)
-        return out if bias is None else self.with_bias(out, bias)
+        self.node("linear", (x, weight), [output], backward, x)
+        return output if bias is None else self.with_bias(output, bias)
 
-    def fused_expert_steps(self, step: Step) -> list[Step]:
+    def fused_expert_steps(self, operation: Step) -> list[Step]:
         """Returns the expert layers that read the same input and run as one grouped matrix product."""
-        readers = self.readers[id(step.ins[0].storage)]
+        readers = self.readers[id(operation.ins[0].storage)]
         return [
-            reader for reader, module in readers if module is self.module_of_step[id(step)] and reader.verb == "experts"
+            reader
+            for reader, module in readers
+            if module is self.module_of_step[id(operation)] and reader.verb == "experts"
         ]
 
     def expert_weights(
-        self, step: Step, input_width: Number, output_width: Number, role: str
+        self, operation: Step, input_width: Number, output_width: Number, role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the weights and biases of this rank's experts for one layer."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, role
         weights = [
-            self.weight(f"{step.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
+            self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
         ]
         biases: list[Tensor] = []
-        if step.options["bias"]:
-            biases = [self.weight(f"{step.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
+        if operation.options["bias"]:
+            biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
         self.in_expert, self.role = previous_in_expert, previous_role
         return weights, biases
 
-    def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
         rows, n_in = x.shape
-        weights, biases = self.expert_weights(step, n_in, width, "expert")
+        weights, biases = self.expert_weights(operation, n_in, width, "expert")
         self.persistent.use_grouped_workspaces()
-        out = self.new(rows, width)
+        output = self.new(rows, width)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_grouped_workspaces()
-            bias_gradients = [self.graph.new(parameter.shape, g.dtype) for parameter in biases]
+            bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node("grouped_linear", (x, *weights, *biases), [out], backward, x)
-        return out
+        self.node("grouped_linear", (x, *weights, *biases), [output], backward, x)
+        return output
 
-    def do_act(self, step: Step) -> None:
+    def do_act(self, operation: Step) -> None:
         """Runs an activation; on expert rows it also multiplies by their probabilities."""
-        if not self.is_of_expert_rows(step) or self._is_gate(step.outs[0]):
-            super().do_act(step)
+        if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
+            super().do_act(operation)
             return
-        x = self.take(step, step.ins[0])
+        x = self.take(operation, operation.ins[0])
         if self.rank_choices.weighted_activation:
-            self.bind(step.outs[0], self.weighted_glu(x, self.row_probs, step.outs[0].width))
+            self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
             return
-        graph, shape = self.graph, x.shape
-        out = graph.new(shape, x.dtype)
-        self.node("activation", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], x)
+        autograd_graph, shape = self.graph, x.shape
+        output = autograd_graph.new(shape, x.dtype)
+        self.node(
+            "activation",
+            (x,),
+            [output],
+            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
+            x,
+        )
         del x
-        self.bind(step.outs[0], self.times_probabilities(out, self.row_probs))
+        self.bind(operation.outs[0], self.times_probabilities(output, self.row_probs))
 
-    def do_mul(self, step: Step) -> None:
+    def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate; on expert rows also by their probabilities."""
-        if step.ins[0].width == 1:  # a number for each token
-            logits, y = (self.take(step, value) for value in step.ins)
-            self.bind(step.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
+        if operation.ins[0].width == 1:  # a number for each token
+            logits, y = (self.take(operation, input_value) for input_value in operation.ins)
+            self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
             return
-        if not self.is_of_expert_rows(step):
-            super().do_mul(step)
+        if not self.is_of_expert_rows(operation):
+            super().do_mul(operation)
             return
-        gate = self.gate_and_up(step)
-        width = step.outs[0].width
+        gate = self.gate_and_up(operation)
+        width = operation.outs[0].width
         if not self.rank_choices.bias_activation:
             activation = self.gated_activation(gate, None, width)
             del gate
-            self.bind(step.outs[0], self.times_probabilities(activation, self.row_probs))
+            self.bind(operation.outs[0], self.times_probabilities(activation, self.row_probs))
             return
-        self.bind(step.outs[0], self.weighted_glu(gate, self.row_probs, width))
+        self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel; without a gate act(x) · probability."""
-        graph, shape = self.graph, x.shape
-        out, probs_format = graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
+        autograd_graph, shape = self.graph, x.shape
+        output, probs_format = autograd_graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            return [graph.new(shape, g.dtype), graph.new(*probs_format)]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            return [autograd_graph.new(shape, output_gradient.dtype), autograd_graph.new(*probs_format)]
 
-        self.node("weighted_glu", (x, probs), [out], backward, x, probs)
-        return out
+        self.node("weighted_glu", (x, probs), [output], backward, x, probs)
+        return output
 
-    def is_of_expert_rows(self, step: Step) -> bool:
-        """Whether a step computes on token rows that were sent to experts."""
-        return any(axis.name == "expert_ffn" for axis in step.ins[0].axes)
+    def is_of_expert_rows(self, operation: Step) -> bool:
+        """Whether an operation computes on token rows that were sent to experts."""
+        return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 
     def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
-        graph, shape = self.graph, x.shape
+        autograd_graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
-        out = graph.new(shape, dtype)
+        output = autograd_graph.new(shape, dtype)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            x_gradient = graph.new(shape, g.dtype)
-            product = graph.new(shape, g.dtype)
-            probs_gradient = graph.new(probs_shape, dtype)
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            x_gradient = autograd_graph.new(shape, output_gradient.dtype)
+            product = autograd_graph.new(shape, output_gradient.dtype)
+            probs_gradient = autograd_graph.new(probs_shape, dtype)
             del product
             return [x_gradient, probs_gradient]
 
-        self.node("mul", (x, probs), [out], backward, x, probs)
-        return self.t.to(out, BFLOAT16)
+        self.node("mul", (x, probs), [output], backward, x, probs)
+        return self.t.to(output, BFLOAT16)
 
 
-def _shared_experts(scope: Scope) -> list[Item]:
-    """Returns the steps of a module's shared experts, with their output gate."""
-    items = scope.items
+def _shared_experts(module_scope: Scope) -> list[Item]:
+    """Returns the operations of a module's shared experts, with their output gate."""
+    items = module_scope.items
     positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
     ]
@@ -615,5 +670,5 @@ def _shared_experts(scope: Scope) -> list[Item]:
 
 
 def _operation_name(item: Item) -> str:
-    """Returns the name of a step's operation; empty for items that are no step."""
+    """Returns an operation's name; empty for any other item of the program."""
     return item.verb if isinstance(item, Step) else ""

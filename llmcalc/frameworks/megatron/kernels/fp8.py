@@ -1,4 +1,4 @@
-"""The kernels of linear layers with 8-bit operands: one byte per element, plus scales.
+"""The kernels of linear layers with 8-bit inputs: one byte per element, plus scales.
 
 A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
 scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
@@ -29,7 +29,7 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with its scales, quantized by rows and by columns; both lists may share tensors."""
+    """An 8-bit tensor with scales, quantized by rows and by columns; both quantizations may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
@@ -41,7 +41,7 @@ def round_up(n: Number, multiple: int) -> Number:
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: blocks are 2D."""
+    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: whether blocks are 2D."""
     element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
     if recipe == "mxfp8":
         return (
@@ -59,21 +59,24 @@ def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = Fal
     return [element_spec, ((1,), FLOAT32)], [transposed_spec]
 
 
-def weight_sizes(choices: RankChoices, rows: Number, width: Number) -> list[int]:
-    """Returns the bytes of each part of an 8-bit weight: elements and scales by rows, and the same by columns."""
-    by_rows, by_columns = quantized_specs(choices.fp8_recipe, rows, width, weight=True)
-    tensors = [*by_rows, *(by_columns if choices.fp8_recipe not in ONE_SCALE or choices.saves_transposed else [])]
+def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
+    """Returns the bytes of each part of an 8-bit weight: elements and scales, first by rows and then by columns."""
+    by_rows, by_columns = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
+    tensors = [
+        *by_rows,
+        *(by_columns if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
+    ]
     return [int(count(shape)) * dtype.bytes for shape, dtype in tensors]
 
 
-def state_sizes(choices: RankChoices) -> list[int]:
+def state_sizes(kernel_choices: RankChoices) -> list[int]:
     """Returns the bytes of a layer's delayed-scaling state: scales and maxima histories.
 
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * n for tensors in (3, 2) for n in (tensors, tensors * choices.amax_history)]
-        if choices.fp8_recipe == "delayed"
+        [4 * n for tensors in (3, 2) for n in (tensors, tensors * kernel_choices.amax_history)]
+        if kernel_choices.fp8_recipe == "delayed"
         else []
     )
 
@@ -94,28 +97,32 @@ class Fp8Kernels(DeltaKernels):
     @property
     def runs_in_fp8(self) -> bool:
         """Whether the current layer has 8-bit matrix products."""
-        choices = self.rank_choices
-        if choices.fp8_recipe == "none":
+        kernel_choices = self.rank_choices
+        if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), None)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
+        )
         if layer_index is None or self.in_multi_token_prediction:
             return True
-        first_bf16_layers, last_bf16_layers = choices.bf16_layers
-        return first_bf16_layers <= layer_index < choices.layers - last_bf16_layers
+        first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
+        return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
         """Returns an 8-bit tensor, quantized by rows and by columns as its products need it."""
-        choices = self.rank_choices
-        row_specs, column_specs = quantized_specs(choices.fp8_recipe, rows, width)
-        if choices.fp8_recipe not in ONE_SCALE:
+        kernel_choices = self.rank_choices
+        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, rows, width)
+        if kernel_choices.fp8_recipe not in ONE_SCALE:
             return Quantized(
                 [self.graph.new(*spec) for spec in row_specs] if by_rows else [],
                 [self.graph.new(*spec) for spec in column_specs] if by_columns else [],
             )
-        row_tensors = [self.graph.new(*row_specs[0])] if by_rows or not choices.saves_transposed else []
-        transposed_tensors = [self.graph.new(*column_specs[0])] if by_columns and choices.saves_transposed else []
+        row_tensors = [self.graph.new(*row_specs[0])] if by_rows or not kernel_choices.saves_transposed else []
+        transposed_tensors = (
+            [self.graph.new(*column_specs[0])] if by_columns and kernel_choices.saves_transposed else []
+        )
         scale = self.graph.new(*row_specs[1])
-        if not choices.saves_transposed:
+        if not kernel_choices.saves_transposed:
             return Quantized([*row_tensors, scale], [*row_tensors, scale])
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
@@ -166,12 +173,12 @@ class Fp8Kernels(DeltaKernels):
         return self.rank_choices.fp8_recipe in ONE_SCALE
 
     def engine_column_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs LayerNormLinear or Linear. With delayed scaling the norm writes 8-bit output directly."""
         if not self.runs_in_fp8:
-            return super().engine_column_linear(x, weight, bias, norm, waiting)
-        if self.saves_wide_input and waiting is None:
+            return super().engine_column_linear(x, weight, bias, norm, deferred_norm)
+        if self.saves_wide_input and deferred_norm is None:
             return self.wide_input_column_linear(x, weight, bias)
         is_sharded, gathers_rows_alone = (
             self.rank_choices.sequence_parallel,
@@ -181,9 +188,9 @@ class Fp8Kernels(DeltaKernels):
         rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         statistics: list[Tensor] = []
         norm_output: Tensor | None = None
-        if waiting is not None:
+        if deferred_norm is not None:
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
-            has_mean = waiting.options["spec"].type == "layernorm"
+            has_mean = deferred_norm.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rows_alone and self.graph.enabled)
         del norm_output
@@ -191,15 +198,17 @@ class Fp8Kernels(DeltaKernels):
         in_user_buffers = self.rank_choices.user_buffers
         gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded and not in_user_buffers else None
         self.use_overlap_workspaces()
-        out = self.new(rows, n_out)
+        output = self.new(rows, n_out)
         del gathered_input
-        ins = [x, *norm, weight, *([] if bias is None else [bias])]
+        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, waiting is not None
+        shape, with_norm = x.shape, deferred_norm is not None
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             new = self.new
-            bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
+            bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             gathered_input = (
                 [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)]
@@ -221,11 +230,11 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient.clear()
             if not with_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
-            x_gradient = self.graph.new(shape, g.dtype)
+            x_gradient = self.graph.new(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
                 x_gradient,
-                *(self.graph.new(input_shape, g.dtype) for input_shape in norm_shapes),
+                *(self.graph.new(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
                 weight_gradient,
                 *bias,
             ]
@@ -234,13 +243,13 @@ class Fp8Kernels(DeltaKernels):
         saved_for_backward = [*saved_input, *([x] if with_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved_for_backward)
-        return out
+        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
+        return output
 
     @property
     def saves_wide_input(self) -> bool:
         """Whether the current module is shared experts, whose input the router saves in 16 bits (shared_experts.py)."""
-        is_shared_expert = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
+        is_shared_expert = any(module_call.scope.about.get("kind") == "shared_expert" for module_call in self.frames)
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def wide_input_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -255,12 +264,14 @@ class Fp8Kernels(DeltaKernels):
         self.quantize_weight(weight)
         gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
-        out = self.new(rows, n_out)
+        output = self.new(rows, n_out)
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
             gathered_input = (
@@ -284,29 +295,32 @@ class Fp8Kernels(DeltaKernels):
                 *bias_gradients,
             ]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], backward, x)
-        return out
+        self.node("linear", [x, weight, *([] if bias is None else [bias])], [output], backward, x)
+        return output
 
-    def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs TEGroupedLinear on 8-bit operands, with a scale per expert."""
+    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+        """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
-            return super().grouped_linear(step, x, width)
+            return super().grouped_linear(operation, x, width)
         (rows, n_in), experts = x.shape, self.local_experts
         rows_per_expert = rows // experts
         multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
         if rows_per_expert * experts != rows or rows_per_expert % multiple:
             raise self.unsupported(
-                f"{rows} rows of {experts} experts in 8 bits; expected a multiple of {multiple} rows of each", step.name
+                f"{rows} rows of {experts} experts in 8 bits; expected a multiple of {multiple} rows of each",
+                operation.name,
             )
-        weights, biases = self.expert_weights(step, n_in, width, "expert")
+        weights, biases = self.expert_weights(operation, n_in, width, "expert")
         quantized_input = self.quantize_experts(rows_per_expert, n_in, experts, self.graph.enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
-        out = self.new(rows, width)
+        output = self.new(rows, width)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            bias_gradients = [self.graph.new(parameter.shape, g.dtype) for parameter in biases]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
             self.persistent.use_grouped_workspaces()
             input_gradient = self.new(rows, n_in)
@@ -316,25 +330,27 @@ class Fp8Kernels(DeltaKernels):
 
         saved_for_backward = quantized_input.columns
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [out], backward, *saved_for_backward)
-        return out
+        self.node("grouped_linear", (x, *weights, *biases), [output], backward, *saved_for_backward)
+        return output
 
-    def row_linear(self, step: Step, x: Tensor) -> Tensor:
+    def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs an 8-bit Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
         if not self.runs_in_fp8:
-            return super().row_linear(step, x)
-        weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
-        attends = any(sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(step)]))
+            return super().row_linear(operation, x)
+        weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
+        attends = any(sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)]))
         saves_wide = attends and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_wide, self.rank_choices.sequence_parallel)
 
-    def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
+    def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs an 8-bit linear layer that every rank computes in full."""
-        if not self.runs_in_fp8 or step.about.get("kind") in ("router", "shared_expert"):
-            return super().undivided_linear(step, x)
-        weight, bias = self.linear_weights(step, step.outs[0].width, "matrix")
+        if not self.runs_in_fp8 or operation.about.get("kind") in ("router", "shared_expert"):
+            return super().undivided_linear(operation, x)
+        weight, bias = self.linear_weights(operation, operation.outs[0].width, "matrix")
         if bias is not None:
-            raise self.unsupported("no kernels for a bias of a product in 8 bits that every rank computes", step.name)
+            raise self.unsupported(
+                "no kernels for a bias of a product in 8 bits that every rank computes", operation.name
+            )
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_wide: bool, divided: bool) -> Tensor:
@@ -350,11 +366,13 @@ class Fp8Kernels(DeltaKernels):
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        out = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
+        output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
         if divided and not in_user_buffers:
-            out = self.new(self.local_rows(rows), n_out)
+            output = self.new(self.local_rows(rows), n_out)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             if in_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:
@@ -378,5 +396,5 @@ class Fp8Kernels(DeltaKernels):
 
         saved_for_backward = [x] if saves_wide else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [out], backward, *saved_for_backward)
-        return out
+        self.node(name, (x, weight), [output], backward, *saved_for_backward)
+        return output

@@ -29,55 +29,64 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
 class DeltaKernels(MambaKernels):
     """Kernels of gated DeltaNet. Its six input projections run as one linear layer."""
 
-    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
-        branch_steps = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
+        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
+        branch_steps = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
         delta_step = next(
-            (step for step in branch_steps if isinstance(step.op, DeltaRule) and not step.op.by_channel), None
+            (
+                operation
+                for operation in branch_steps
+                if isinstance(operation.op, DeltaRule) and not operation.op.by_channel
+            ),
+            None,
         )
         if delta_step is None:
-            return super().module_kernel(scope)
+            return super().module_kernel(module_scope)
         if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
-        return lambda: self._run_delta_mixer(scope, delta_step)
+        return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, scope: Scope, core: Step) -> None:
+    def _run_delta_mixer(self, module_scope: Scope, core: Step) -> None:
         """Runs GatedDeltaNet.forward."""
-        t, op, batch = self.t, core.op, self.run_config.batch
+        aten, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
-        steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
-        widths = [steps[name].outs[0].width for name in PROJECTIONS]
-        query_projection = steps[PROJECTIONS[0]]
+        operations = {
+            operation.name: operation
+            for operation in module_scope.items
+            if isinstance(operation, Step) and operation.name
+        }
+        widths = [operations[name].outs[0].width for name in PROJECTIONS]
+        query_projection = operations[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
         x = self.get(input_value)
         self.forget(input_value.storage)
         product = self.column_linear(query_projection, x, sum(widths[1:], widths[0]))
         del x
         tokens = product.shape[0] // batch
-        qkvzba = t.transpose(t.reshape(product, (tokens, batch, product.shape[1])), 0, 1)
+        qkvzba = aten.transpose(aten.reshape(product, (tokens, batch, product.shape[1])), 0, 1)
         del product
         channels = sum(widths[1:3], widths[0])
-        qkv, gate, beta, alpha = t.split(qkvzba, [channels, *widths[3:]])
-        gate = t.unflatten(gate, -1, (op.heads, op.value_dim))
-        kernel = steps["conv1d"].options["kernel"]
+        qkv, gate, beta, alpha = aten.split(qkvzba, [channels, *widths[3:]])
+        gate = aten.unflatten(gate, -1, (op.heads, op.value_dim))
+        kernel = operations["conv1d"].options["kernel"]
         filters = self.weight("conv1d.weight", (channels, 1, kernel))
         if self.rank_choices.deterministic:
-            qkv = t.contiguous(t.transpose(qkv, 1, 2))
-            _conv_out = t.convolution(qkv, filters, None, tokens + kernel - 1)
-            qkv = t.transpose(t.function("silu", t.slice(_conv_out, tokens)), 1, 2)
+            qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
+            _conv_out = aten.convolution(qkv, filters, None, tokens + kernel - 1)
+            qkv = aten.transpose(aten.function("silu", aten.slice(_conv_out, tokens)), 1, 2)
         else:
-            qkv = fla.causal_conv1d(t, qkv, t.reshape(filters, (channels, kernel)))
+            qkv = fla.causal_conv1d(aten, qkv, aten.reshape(filters, (channels, kernel)))
         dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
         q, k, v, g, gate, beta_sigmoid = self._prepare_delta_inputs(
             op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
         delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
-        y = delta_rule(t, q, k, v, g, beta_sigmoid)
-        output_projection = steps["o_proj"]
+        y = delta_rule(aten, q, k, v, g, beta_sigmoid)
+        output_projection = operations["o_proj"]
         self.bind(
             output_projection.outs[0],
-            self.row_linear(output_projection, self._run_gated_norm(steps["norm"], op, y, gate)),
+            self.row_linear(output_projection, self._run_gated_norm(operations["norm"], op, y, gate)),
         )
 
     def _prepare_delta_inputs(
@@ -96,117 +105,144 @@ class DeltaKernels(MambaKernels):
         It normalizes queries and keys, repeats them for each value head, and computes decay and beta. Values and the
         output gate are copied.
         """
-        graph, (batch, tokens) = self.graph, qkv.shape[:2]
+        autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
         key_heads = exact_div(key_width, op.key_dim)
         qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
-        contiguous_qk = graph.new(qk_shape, BFLOAT16)
-        normalized_qk, qk_norms = graph.new(qk_shape, BFLOAT16), graph.new((batch, tokens, 2 * key_heads), FLOAT32)
+        contiguous_qk = autograd_graph.new(qk_shape, BFLOAT16)
+        normalized_qk, qk_norms = (
+            autograd_graph.new(qk_shape, BFLOAT16),
+            autograd_graph.new((batch, tokens, 2 * key_heads), FLOAT32),
+        )
         del contiguous_qk
-        q, k = (graph.new((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
-        v = graph.new((*head_shape, op.value_dim), BFLOAT16)
-        decay, beta_sigmoid = graph.new(head_shape, FLOAT32), graph.new(head_shape, BFLOAT16)
-        out_gate = graph.new((*head_shape, op.value_dim), BFLOAT16)
+        q, k = (autograd_graph.new((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
+        v = autograd_graph.new((*head_shape, op.value_dim), BFLOAT16)
+        decay, beta_sigmoid = autograd_graph.new(head_shape, FLOAT32), autograd_graph.new(head_shape, BFLOAT16)
+        out_gate = autograd_graph.new((*head_shape, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
         def backward(
             saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            normalized_gradients = graph.new(qk_shape, BFLOAT16)
-            qk_gradients = graph.new(qk_shape, BFLOAT16)
+            normalized_gradients = autograd_graph.new(qk_shape, BFLOAT16)
+            qk_gradients = autograd_graph.new(qk_shape, BFLOAT16)
             del normalized_gradients
-            input_gradients = [graph.new(shape, BFLOAT16) for shape in shapes]
+            input_gradients = [autograd_graph.new(shape, BFLOAT16) for shape in shapes]
             del qk_gradients
             return input_gradients
 
-        outs = (q, k, v, decay, out_gate, beta_sigmoid)
-        ins = (qkv, gate, a_log, dt_bias, beta, alpha)
+        outputs = (q, k, v, decay, out_gate, beta_sigmoid)
+        inputs = (qkv, gate, a_log, dt_bias, beta, alpha)
         self.node(
-            "prepare_input_for_gated_delta_rule", ins, outs, backward, normalized_qk, qk_norms, alpha, beta_sigmoid
+            "prepare_input_for_gated_delta_rule",
+            inputs,
+            outputs,
+            backward,
+            normalized_qk,
+            qk_norms,
+            alpha,
+            beta_sigmoid,
         )
-        return outs
+        return outputs
 
     def _run_gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
-        t, (batch, tokens) = self.t, y.shape[:2]
+        aten, (batch, tokens) = self.t, y.shape[:2]
         flat_shape = (batch * tokens * op.heads, op.value_dim)
-        normed = self.norm(t.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
-        out = self.times_gate(normed, t.reshape(gate, flat_shape))
+        normed = self.norm(aten.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
+        output = self.times_gate(normed, aten.reshape(gate, flat_shape))
         del normed
-        out = t.reshape(out, (batch, tokens, op.heads * op.value_dim))
-        out = t.contiguous(t.transpose(out, 0, 1))
-        return t.reshape(out, (batch * tokens, op.heads * op.value_dim))
+        output = aten.reshape(output, (batch, tokens, op.heads * op.value_dim))
+        output = aten.contiguous(aten.transpose(output, 0, 1))
+        return aten.reshape(output, (batch * tokens, op.heads * op.value_dim))
 
 
-def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
     """Runs torch_chunk_gated_delta_rule: the delta rule in fp32 by torch's operations.
 
-    q, k: [B, T, H, K]; v: [B, T, H, V]; g, beta: [B, T, H].
+    q, k: [B, T, H, K]; v: [B, T, H, V]; output_gradient, beta: [B, T, H].
     """
-    query, key, value, beta, g = [t.to(t.contiguous(t.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, g)]
+    query, key, value, beta, output_gradient = [
+        aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, output_gradient)
+    ]
     tokens, chunks = key.shape[2], ceil_div(key.shape[2], CHUNK)
     padded_tokens = chunks * CHUNK
-    query = t.pad(query, padded_tokens, -2)
-    key = t.pad(key, padded_tokens, -2)
-    value = t.pad(value, padded_tokens, -2)
-    beta = t.pad(beta, padded_tokens)
-    g = t.pad(g, padded_tokens)
-    query = t.scale(query)
-    v_beta = t.mul(value, t.unsqueeze(beta, -1))
-    k_beta = t.mul(key, t.unsqueeze(beta, -1))
+    query = aten.pad(query, padded_tokens, -2)
+    key = aten.pad(key, padded_tokens, -2)
+    value = aten.pad(value, padded_tokens, -2)
+    beta = aten.pad(beta, padded_tokens)
+    output_gradient = aten.pad(output_gradient, padded_tokens)
+    query = aten.scale(query)
+    v_beta = aten.mul(value, aten.unsqueeze(beta, -1))
+    k_beta = aten.mul(key, aten.unsqueeze(beta, -1))
     query, key, value, k_beta, v_beta = [
-        t.unflatten(x, 2, (chunks, CHUNK)) for x in (query, key, value, k_beta, v_beta)
+        aten.unflatten(x, 2, (chunks, CHUNK)) for x in (query, key, value, k_beta, v_beta)
     ]
-    g = t.unflatten(g, 2, (chunks, CHUNK))
-    mask = t.new((CHUNK, CHUNK), BOOL)
-    g = cumsum(t, g)
-    decay = tril(t, t.exp(tril(t, t.sub(t.unsqueeze(g, -1), t.unsqueeze(g, -2)))))
-    attn = t.mul(t.matmul(k_beta, t.transpose(key, -1, -2)), decay)
-    attn = t.scale(t.masked_fill(attn, mask), "neg")
+    output_gradient = aten.unflatten(output_gradient, 2, (chunks, CHUNK))
+    mask = aten.new((CHUNK, CHUNK), BOOL)
+    output_gradient = cumsum(aten, output_gradient)
+    decay = tril(
+        aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(output_gradient, -1), aten.unsqueeze(output_gradient, -2))))
+    )
+    attn = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
+    attn = aten.scale(aten.masked_fill(attn, mask), "neg")
     for i in range(1, CHUNK):
-        attention_row = t.clone(t.slice(t.select(attn, -2), i))
-        previous_rows = t.clone(t.slice(t.slice(attn, i, -2), i))
-        attn = t.write_into(attn, t.add(attention_row, t.sum(t.mul(t.unsqueeze(attention_row, -1), previous_rows), -2)))
-    attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
-    value = t.matmul(attn, v_beta)
-    k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))
-    state = t.new((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
-    out = t.new(value.shape, FLOAT32)
-    mask = t.new((CHUNK, CHUNK), BOOL)
+        attention_row = aten.clone(aten.slice(aten.select(attn, -2), i))
+        previous_rows = aten.clone(aten.slice(aten.slice(attn, i, -2), i))
+        attn = aten.write_into(
+            attn, aten.add(attention_row, aten.sum(aten.mul(aten.unsqueeze(attention_row, -1), previous_rows), -2))
+        )
+    attn = aten.add(attn, aten.new((CHUNK, CHUNK), FLOAT32))
+    value = aten.matmul(attn, v_beta)
+    k_cumdecay = aten.matmul(attn, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
+    state = aten.new((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
+    output = aten.new(value.shape, FLOAT32)
+    mask = aten.new((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunks)):
-        q_i, k_i, v_i = (t.select(x, 2) for x in (query, key, value))
-        attn = masked_fill_in_place(t, t.mul(t.matmul(q_i, t.transpose(k_i, -1, -2)), t.select(decay, 2)), mask)
-        v_prime = t.matmul(t.select(k_cumdecay, 2), state)
-        v_new = t.sub(v_i, v_prime)
-        attn_inter = t.matmul(t.mul(q_i, t.exp(t.unsqueeze(t.select(g, 2), -1))), state)
-        out = t.write_into(out, t.add(attn_inter, t.matmul(attn, v_new)))
-        decayed_state = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
-        remaining_decay = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
-        state = t.add(decayed_state, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(remaining_decay, -1)), -1, -2), v_new))
+        q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
+        attn = masked_fill_in_place(
+            aten, aten.mul(aten.matmul(q_i, aten.transpose(k_i, -1, -2)), aten.select(decay, 2)), mask
+        )
+        v_prime = aten.matmul(aten.select(k_cumdecay, 2), state)
+        v_new = aten.sub(v_i, v_prime)
+        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), state)
+        output = aten.write_into(output, aten.add(attn_inter, aten.matmul(attn, v_new)))
+        decayed_state = aten.mul(
+            state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
+        )
+        remaining_decay = aten.exp(
+            aten.sub(
+                aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), aten.select(output_gradient, 2)
+            )
+        )
+        state = aten.add(
+            decayed_state,
+            aten.matmul(aten.transpose(aten.mul(k_i, aten.unsqueeze(remaining_decay, -1)), -1, -2), v_new),
+        )
         del decayed_state, remaining_decay
     del state
-    out = t.slice(t.flatten(out, 2, 3), tokens, 2)
-    return t.to(t.contiguous(t.transpose(out, 1, 2)), q.dtype)
+    output = aten.slice(aten.flatten(output, 2, 3), tokens, 2)
+    return aten.to(aten.contiguous(aten.transpose(output, 1, 2)), q.dtype)
 
 
-def cumsum(t: Aten, x: Tensor) -> Tensor:
+def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis; the gradient is flipped, summed and flipped (`cumsum_backward`)."""
 
-    def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
-        flipped = t.like(g)
-        flipped_sums = t.like(flipped)
-        gradient = t.like(flipped_sums)
+    def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+        flipped = aten.like(output_gradient)
+        flipped_sums = aten.like(flipped)
+        gradient = aten.like(flipped_sums)
         del flipped, flipped_sums
         return (gradient,)
 
-    return record(t.graph, "cumsum", (x,), t.like(x), backward)
+    return record(aten.graph, "cumsum", (x,), aten.like(x), backward)
 
 
-def tril(t: Aten, x: Tensor) -> Tensor:
+def tril(aten: Aten, x: Tensor) -> Tensor:
     """Returns the lower triangle of a matrix; the gradient is a lower triangle too."""
-    return record(t.graph, "tril", (x,), t.like(x), lambda g, _: (t.like(g),))
+    return record(aten.graph, "tril", (x,), aten.like(x), lambda g, _: (aten.like(g),))
 
 
-def masked_fill_in_place(t: Aten, x: Tensor, mask: Tensor) -> Tensor:
+def masked_fill_in_place(aten: Aten, x: Tensor, mask: Tensor) -> Tensor:
     """Fills masked elements in place and saves the mask; the gradient is a filled copy."""
-    out = Tensor(x.shape, x.dtype, x.storage, x.strides)
-    return record(t.graph, "masked_fill_", (x,), out, lambda g, _, mask: (t.like(g),), mask)
+    output = Tensor(x.shape, x.dtype, x.storage, x.strides)
+    return record(aten.graph, "masked_fill_", (x,), output, lambda g, _, mask: (aten.like(g),), mask)

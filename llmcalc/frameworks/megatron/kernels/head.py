@@ -21,11 +21,11 @@ from .elementwise import ElementwiseKernels
 class HeadKernels(ElementwiseKernels):
     """Kernels of embedding tables, layer stacks, the output layer and losses."""
 
-    def do_table(self, step: Step) -> None:
+    def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
-        index_kind, out = step.options["by"], step.outs[0]
-        weight = self.shared_table("table", step) if index_kind == "ids" else self.positions(step)
-        rows, shape = self.rows(out), weight.shape
+        index_kind, output = operation.options["by"], operation.outs[0]
+        weight = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
+        rows, shape = self.rows(output), weight.shape
         ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new(rows, shape[1])
         saved_for_backward = [] if ids is None else [ids]
@@ -37,22 +37,22 @@ class HeadKernels(ElementwiseKernels):
             *saved_for_backward,
         )
         del saved_for_backward
-        self.bind(out, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
+        self.bind(output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
-    def do_unread_table(self, step: Step) -> None:
+    def do_unread_table(self, operation: Step) -> None:
         """Allocates an embedding table that no pass reads."""
-        self.shared_table("table", step)
+        self.shared_table("table", operation)
 
-    def positions(self, step: Step) -> Tensor:
-        """Returns the table of learned positions, shared by encoder and decoder (t5_model.py, `embedding`)."""
-        assert step.weight is not None
-        key = "", "positions", self.extent(step.weight.ins), self.extent(step.weight.out)
+    def positions(self, operation: Step) -> Tensor:
+        """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
+        assert operation.weight is not None
+        key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
         if key not in self.weights:
-            self.weights[key] = self.with_role("positions", lambda: self.table(step))
+            self.weights[key] = self.with_role("positions", lambda: self.table(operation))
         return self.weights[key]
 
     def layers(self, layer_scopes: list[Scope]) -> None:
-        """Runs a stack of layers. The embedding before the first layer is transposed to [tokens, batch]."""
+        """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
         stack_input = layer_scopes[0].takes
         assert stack_input is not None
         if not self.has_entry:
@@ -71,16 +71,18 @@ class HeadKernels(ElementwiseKernels):
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
-        choices, graph = self.rank_choices, self.graph
+        kernel_choices, autograd_graph = self.rank_choices, self.graph
         shape = x.shape
         if self.run_config.batch != 1:
-            x = record(graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
-        if choices.sequence_parallel:
+            x = record(autograd_graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
+        if kernel_choices.sequence_parallel:
             full_shape, rows = x.shape, self.local_rows(x.shape[0])
             local_rows = self.new(rows, shape[1])
-            x = record(graph, "scatter", (x,), local_rows, lambda g, _: (graph.new(full_shape, g.dtype),))
+            x = record(
+                autograd_graph, "scatter", (x,), local_rows, lambda g, _: (autograd_graph.new(full_shape, g.dtype),)
+            )
             del local_rows
-        return self.dropout(x) if choices.hidden_dropout > 0 else x
+        return self.dropout(x) if kernel_choices.hidden_dropout > 0 else x
 
     def run_layers(self, layer_scopes: list[Scope]) -> None:
         """Runs layers, and recomputes the selected layers in the backward pass.
@@ -96,9 +98,9 @@ class HeadKernels(ElementwiseKernels):
         assert stack_output is not None
         if any(
             value.rows != stack_input.rows
-            for kind in layer_scopes
-            for step in kind.steps()
-            for value in self._encoder_inputs(step)
+            for layer_kind in layer_scopes
+            for operation in layer_kind.steps()
+            for value in self._encoder_inputs(operation)
         ):
             raise self.unsupported(
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
@@ -126,9 +128,9 @@ class HeadKernels(ElementwiseKernels):
             group_start = group_end
         self.values[id(stack_output)] = hidden
 
-    def _encoder_inputs(self, step: Step) -> list[Value]:
-        """Returns the values that attention reads in addition to queries."""
-        return list(step.ins[1:2]) if step.verb == "attention" else []
+    def _encoder_inputs(self, operation: Step) -> list[Value]:
+        """Returns the tensors from the encoder that cross-attention reads."""
+        return list(operation.ins[1:2]) if operation.verb == "attention" else []
 
     def _layer_group(self, layer_frames: list[Frame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
@@ -155,56 +157,66 @@ class HeadKernels(ElementwiseKernels):
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
-    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and their losses before the output layer."""
-        mtp_modules = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"]
+        mtp_modules = [
+            item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
+        ]
         if mtp_modules:
             output_modules = [
-                item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
+                item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
-            scope.items = [*(item for item in scope.items if item not in moved_modules), *moved_modules]
-        super()._look_for_readers(scope, module)
+            module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
+        super()._look_for_readers(module_scope, module)
 
-    def do_also(self, step: Step) -> None:
+    def do_also(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
-        logits = self.get(step.ins[0])
+        logits = self.get(operation.ins[0])
         self.further.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
-    def do_linear(self, step: Step) -> None:
+    def do_linear(self, operation: Step) -> None:
         """Runs a linear layer; a multi-token-prediction module's input projection has its own kernel."""
         if (
             self.in_multi_token_prediction
             and self.frames[-1].scope.about.get("kind") == "mtp"
-            and not self.is_output(step)
+            and not self.is_output(operation)
         ):
-            self.bind(step.outs[0], self._project_embedding_and_hidden(step, self.take(step, step.ins[0])))
+            self.bind(
+                operation.outs[0], self._project_embedding_and_hidden(operation, self.take(operation, operation.ins[0]))
+            )
         else:
-            super().do_linear(step)
+            super().do_linear(operation)
 
-    def _project_embedding_and_hidden(self, step: Step, x: Tensor) -> Tensor:
+    def _project_embedding_and_hidden(self, operation: Step, x: Tensor) -> Tensor:
         """Projects a token's embedding concatenated with its hidden state, and gathers the sharded outputs.
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
-        choices, graph, width = self.rank_choices, self.graph, step.outs[0].width
+        kernel_choices, autograd_graph, width = self.rank_choices, self.graph, operation.outs[0].width
         rows = x.shape[0]
-        weight, _ = self.linear_weights(step, width // choices.tp, "column")
+        weight, _ = self.linear_weights(operation, width // kernel_choices.tp, "column")
         projected = self.engine_column_linear(x, weight, None, [], None)
-        if choices.tp > 1:
+        if kernel_choices.tp > 1:
             local_shape, gathered_output = projected.shape, self.new(projected.shape[0], width)
             projected = record(
-                graph, "gather", (projected,), gathered_output, lambda g, _: (graph.new(local_shape, g.dtype),)
+                autograd_graph,
+                "gather",
+                (projected,),
+                gathered_output,
+                lambda g, _: (autograd_graph.new(local_shape, g.dtype),),
             )
             del gathered_output
-        if not choices.sequence_parallel:
+        if not kernel_choices.sequence_parallel:
             return projected
         full_shape = projected.shape
         view = Tensor((rows, width), projected.dtype, projected.storage)
-        return record(graph, "scatter", (projected,), view, lambda g, _: (graph.new(full_shape, g.dtype),))
+        return record(
+            autograd_graph, "scatter", (projected,), view, lambda g, _: (autograd_graph.new(full_shape, g.dtype),)
+        )
 
-    def output(self, step: Step, x: Tensor) -> Tensor:
+    def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits. The losses of multi-token prediction join the graph before the output layer."""
         if self.in_multi_token_prediction or self.further:
             x = self.dense_copy(x)
@@ -221,12 +233,12 @@ class HeadKernels(ElementwiseKernels):
             del mtp_losses
             x = scaled_hidden
             del scaled_hidden
-        return super().output(step, x)
+        return super().output(operation, x)
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def loss_of(self, logits: Tensor) -> Tensor:
-        """Computes the loss of each token; the caller sums these losses."""
+        """Computes the loss of each token; the caller sums the losses."""
         if self.rank_choices.loss_implementation == "te":
             return self._engine_loss(logits)
         return self._core_loss(logits)
@@ -237,7 +249,9 @@ class HeadKernels(ElementwiseKernels):
         loss, softmax_sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
         del softmax_sums
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             return [saved_tensors[0]]
 
         self.node("cross_entropy", (logits,), [loss], backward, logits)
@@ -245,22 +259,24 @@ class HeadKernels(ElementwiseKernels):
 
     def _core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
-        graph, (rows, width) = self.graph, logits.shape
+        autograd_graph, (rows, width) = self.graph, logits.shape
         fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = graph.new((rows, width), FLOAT32)
+        logits_fp32 = autograd_graph.new((rows, width), FLOAT32)
         row_max = self.statistics(rows)
-        mask, target_indices = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
-        index = graph.new((rows, 1), INT64)
+        mask, target_indices = autograd_graph.new((rows, 1), BOOL), autograd_graph.new((rows, 1), INT64)
+        index = autograd_graph.new((rows, 1), INT64)
         target_logits = self.statistics(rows)
         exp_sums = self.statistics(rows)
         del row_max, index
         loss = self.statistics(rows)
         del target_logits, exp_sums
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             if fused:
-                logits_copy = graph.new((rows, width), FLOAT32)
-                logits_gradient = graph.new((rows, width), BFLOAT16)
+                logits_copy = autograd_graph.new((rows, width), FLOAT32)
+                logits_gradient = autograd_graph.new((rows, width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]

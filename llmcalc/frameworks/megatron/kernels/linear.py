@@ -22,179 +22,187 @@ class LinearKernels(RankKernels):
 
     # --- norms -------------------------------------------------------------------------------------------------------
 
-    def do_norm(self, step: Step) -> None:
+    def do_norm(self, operation: Step) -> None:
         """Runs a norm, or defers it to the linear layer with which it is fused."""
-        value, out = step.ins[0], step.outs[0]
-        readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
+        value, output = operation.ins[0], operation.outs[0]
+        readers = [reader for reader, _ in self.readers.get(id(output.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
-            self.waiting_norms[id(out.storage)] = step, self.module_path()
-            self.bind(out, self.take(step, value))
+            self.waiting_norms[id(output.storage)] = operation, self.module_path()
+            self.bind(output, self.take(operation, value))
             return
-        x = self.take(step, value)
-        count = x.shape[0] * (value.width // self.extent(step.options["over"]))
-        self.bind(out, self.norm(x, step, self.module_path(), count))
+        x = self.take(operation, value)
+        count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
+        self.bind(output, self.norm(x, operation, self.module_path(), count))
 
-    def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
+    def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
-        spec: Norm = step.options["spec"]
-        shape = (self.extent(step.options["over"]),)
+        spec: Norm = operation.options["spec"]
+        shape = (self.extent(operation.options["over"]),)
         names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
-        return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
+        return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in names]
 
-    def norm(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
-        """Runs an unfused norm, which saves its input and one or two statistics per row. count: number of rows."""
-        weights, spec = self.norm_weights(step, module), step.options["spec"]
+    def norm(self, x: Tensor, operation: Step, module_path: Path, count: Number) -> Tensor:
+        """Runs an unfused norm, which saves its input, and one or two statistics per row. count: number of rows."""
+        weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
-        out = self.like(x)
+        output = self.like(x)
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
         shapes, shape = [w.shape for w in weights], x.shape
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            return [self.graph.new(input_shape, g.dtype) for input_shape in (shape, *shapes)]
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            return [self.graph.new(input_shape, output_gradient.dtype) for input_shape in (shape, *shapes)]
 
-        self.node("norm", (x, *weights), [out], backward, x, *statistics)
-        return out
+        self.node("norm", (x, *weights), [output], backward, x, *statistics)
+        return output
 
-    def has_norm_before(self, step: Step) -> bool:
+    def has_norm_before(self, operation: Step) -> bool:
         """Whether a column-parallel layer and the norm before it are one fused module.
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
         attends = (
             attention
-            for attention in self.module_of_step[id(step)].items
+            for attention in self.module_of_step[id(operation)].items
             if isinstance(attention, Step) and attention.verb == "attention"
         )
-        return self.is_column(step) and all(attention.ins[0].rows == attention.ins[1].rows for attention in attends)
+        return self.is_column(operation) and all(
+            attention.ins[0].rows == attention.ins[1].rows for attention in attends
+        )
 
     # --- linear layers -----------------------------------------------------------------------------------------------
 
-    def is_column(self, step: Step) -> bool:
-        """Whether a step is a column-parallel linear layer."""
-        return step.verb == "linear" and step.weight is not None and is_divided(step.weight.out[0])
+    def is_column(self, operation: Step) -> bool:
+        """Whether an operation is a column-parallel linear layer."""
+        return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.out[0])
 
-    def is_row(self, step: Step) -> bool:
-        """Whether a step is a row-parallel linear layer."""
-        return step.verb == "linear" and step.weight is not None and is_divided(step.weight.ins[0])
+    def is_row(self, operation: Step) -> bool:
+        """Whether an operation is a row-parallel linear layer."""
+        return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.ins[0])
 
-    def is_output(self, step: Step) -> bool:
-        """Whether a step is the output layer."""
-        return step.outs[0].axes[0].name == "vocab"
+    def is_output(self, operation: Step) -> bool:
+        """Whether an operation is the output layer."""
+        return operation.outs[0].axes[0].name == "vocab"
 
     @property
     def in_multi_token_prediction(self) -> bool:
         """Whether the current module belongs to multi-token prediction."""
-        return any(frame.scope.about.get("kind") == "mtp" for frame in self.frames)
+        return any(module_call.scope.about.get("kind") == "mtp" for module_call in self.frames)
 
-    def shared_table(self, role: str, step: Step) -> Tensor:
+    def shared_table(self, role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
-        assert step.weight is not None
-        key = "", id(step.weight)
+        assert operation.weight is not None
+        key = "", id(operation.weight)
         if key not in self.weights:
-            width = step.weight.ins if step.weight.out[0].name == "vocab" else step.weight.out
-            rows = step.weight.out if step.weight.out[0].name == "vocab" else step.weight.ins
+            width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
+            rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
             shape = self.extent(rows), self.extent(width)
-            self.weights[key] = self.with_role(role, lambda: self.weight(f"{step.name}.weight", shape))
+            self.weights[key] = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[key]
 
-    def do_linear(self, step: Step) -> None:
+    def do_linear(self, operation: Step) -> None:
         """Runs a linear layer with the kernel of its sharding: by columns, by rows, or unsharded."""
-        out = step.outs[0]
-        if id(step) in self.pending_outputs:
-            self.bind(out, self.pending_outputs.pop(id(step)))
+        output = operation.outs[0]
+        if id(operation) in self.pending_outputs:
+            self.bind(output, self.pending_outputs.pop(id(operation)))
             return
-        x = self.take(step, step.ins[0])
-        assert step.weight is not None
-        if self.is_output(step):
-            logits = self.output(step, x)
+        x = self.take(operation, operation.ins[0])
+        assert operation.weight is not None
+        if self.is_output(operation):
+            logits = self.output(operation, x)
             del x
-            self.bind(out, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
-        elif self.is_column(step):
-            self._run_column_layers(step, x)
-        elif self.is_row(step):
-            self.bind(out, self.row_linear(step, x))
+            self.bind(output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
+        elif self.is_column(operation):
+            self._run_column_layers(operation, x)
+        elif self.is_row(operation):
+            self.bind(output, self.row_linear(operation, x))
         else:
-            self.bind(out, self.undivided_linear(step, x))
+            self.bind(output, self.undivided_linear(operation, x))
 
-    def fused_column_steps(self, step: Step) -> list[Step]:
-        """Returns the column-parallel layers of one module that read the same input and run as one product."""
-        module = self.module_of_step[id(step)]
+    def fused_column_steps(self, operation: Step) -> list[Step]:
+        """Returns the column-parallel layers of a module that read the same input and run as one matrix product."""
+        module = self.module_of_step[id(operation)]
         return [
             reader
-            for reader, reader_module in self.readers[id(step.ins[0].storage)]
-            if reader_module is module and self.is_column(reader) and reader.ins[0].rows == step.ins[0].rows
+            for reader, reader_module in self.readers[id(operation.ins[0].storage)]
+            if reader_module is module and self.is_column(reader) and reader.ins[0].rows == operation.ins[0].rows
         ]
 
-    def _run_column_layers(self, step: Step, x: Tensor) -> None:
+    def _run_column_layers(self, operation: Step, x: Tensor) -> None:
         """Runs fused column-parallel layers, and assigns an output to each layer."""
-        fused_steps = self.fused_column_steps(step)
+        fused_steps = self.fused_column_steps(operation)
         widths = [fused_step.outs[0].width for fused_step in fused_steps]
-        product = self.column_linear(step, x, sum(widths[1:], widths[0]))
+        product = self.column_linear(operation, x, sum(widths[1:], widths[0]))
         layer_outputs = self.split_product(fused_steps, product, widths) if len(fused_steps) > 1 else [product]
         del product, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
-            if fused_step is step:
+            if fused_step is operation:
                 self.bind(fused_step.outs[0], layer_output)
             else:
                 self.pending_outputs[id(fused_step)] = layer_output
 
-    def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the output of each fused layer; by default all share the undivided product."""
+    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+        """Returns the output of each fused layer; by default the undivided output, which all share."""
         return [product for _ in widths]
 
     def linear_weights(
-        self, step: Step, width: Number, role: str, bias: bool | None = None
+        self, operation: Step, width: Number, role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Returns weight and bias of a linear layer. width: total outputs of all fused layers."""
-        shape = width, step.ins[0].width
-        module = self.module_path()
-        weight = self.with_role(role, lambda: self.weight(f"{step.name}.weight", shape, module))
-        has_bias = step.options["bias"] if bias is None else bias
+        shape = width, operation.ins[0].width
+        module_path = self.module_path()
+        weight = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
+        has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
-            self.with_role(role, lambda: self.weight(f"{step.name}.bias", (width,), module)) if has_bias else None
+            self.with_role(role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
+            if has_bias
+            else None
         )
         return weight, bias_tensor
 
-    def column_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
+    def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
         """Runs a column-parallel layer, with its fused norm if there is one."""
-        waiting = self.waiting_norms.get(id(step.ins[0].storage))
-        norm = [] if waiting is None else self.norm_weights(*waiting)
-        weight, bias = self.linear_weights(step, width, "column")
+        deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
+        norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
+        weight, bias = self.linear_weights(operation, width, "column")
         if not self.rank_choices.transformer_engine:
-            return self.core_column_linear(x, weight, bias, self.adds_bias(step))
-        unadded_bias = None if bias is None or self.adds_bias(step) else bias
+            return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
+        unadded_bias = None if bias is None or self.adds_bias(operation) else bias
         self.activation_bias = unadded_bias
         return self.engine_column_linear(
-            x, weight, bias if unadded_bias is None else None, norm, None if waiting is None else waiting[0]
+            x, weight, bias if unadded_bias is None else None, norm, None if deferred_norm is None else deferred_norm[0]
         )
 
-    def adds_bias(self, step: Step) -> bool:
+    def adds_bias(self, operation: Step) -> bool:
         """Whether a column-parallel layer adds its bias itself, because no activation adds it."""
-        return step.weight is None or step.weight.out[0].name != "ffn"
+        return operation.weight is None or operation.weight.out[0].name != "ffn"
 
     def engine_column_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output."""
-        choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
+        kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
-        rows = local_rows * choices.tp if is_sharded else local_rows
+        rows = local_rows * kernel_choices.tp if is_sharded else local_rows
         statistics: list[Tensor] = []
         norm_output = x
-        if waiting is not None:
+        if deferred_norm is not None:
             norm_output = self.like(x)
-            has_mean = waiting.options["spec"].type == "layernorm"
+            has_mean = deferred_norm.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
-        gathered_input = self.new(rows, n_in) if is_sharded and not choices.user_buffers else None
+        gathered_input = self.new(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
-        out = self.new(rows, weight.shape[0])
+        output = self.new(rows, weight.shape[0])
         del gathered_input
-        ins = [x, *norm, weight, *([] if bias is None else [bias])]
+        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, waiting is not None
+        shape, with_norm = x.shape, deferred_norm is not None
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            new, in_user_buffers = self.new, choices.user_buffers
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            new, in_user_buffers = self.new, kernel_choices.user_buffers
             gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
@@ -202,24 +210,24 @@ class LinearKernels(RankKernels):
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new(local_rows, n_in)
-            bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
+            bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             saved_tensors[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
             if not with_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
-            x_gradient = self.graph.new(shape, g.dtype)
+            x_gradient = self.graph.new(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
                 x_gradient,
-                *(self.graph.new(input_shape, g.dtype) for input_shape in norm_shapes),
+                *(self.graph.new(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
                 weight_gradient,
                 *bias,
             ]
 
         saved_for_backward = [x, norm_output, *statistics] if with_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved_for_backward)
-        return out
+        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
+        return output
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
@@ -228,22 +236,24 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
-        out = self.new(rows, weight.shape[0])
+        output = self.new(rows, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
         if bias is not None and adds_bias:
-            out = self.like(out)
+            output = self.like(output)
         added_bias = bias if adds_bias else None
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
-            return self._core_gradients(g, rows, (local_rows, n_in), weight, added_bias)
+            return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, added_bias)
 
-        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], backward, x)
-        return out
+        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x)
+        return output
 
     def _core_gradients(
-        self, g: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
+        self, output_gradient: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Sequence[Gradient]:
         """Runs the end of the backward pass of ColumnParallelLinear: gradients of its input, weight and bias.
 
@@ -253,16 +263,16 @@ class LinearKernels(RankKernels):
         input_gradient = self.new(rows, shape[1])
         scattered_gradient = self.new(*shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
-        bias_gradient = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
+        bias_gradient = [] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)]
         return [
             input_gradient if scattered_gradient is None else scattered_gradient,
             weight_gradient,
             *bias_gradient,
         ]
 
-    def row_linear(self, step: Step, x: Tensor) -> Tensor:
+    def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer and reduces its output over ranks; the next addition adds the bias."""
-        weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
+        weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
@@ -272,7 +282,9 @@ class LinearKernels(RankKernels):
         if is_sharded and not in_user_buffers:
             output = self.new(self.local_rows(rows), n_out)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             gathered_gradient = self.new(rows, n_out) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new(rows, n_in)
@@ -290,38 +302,42 @@ class LinearKernels(RankKernels):
         """Runs RowParallelLinear; its reduction over ranks is a separate node."""
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
-        out = self.new(rows, n_out)
+        output = self.new(rows, n_out)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
-        self.node("row_linear", (x, weight), [out], backward, x)
+        self.node("row_linear", (x, weight), [output], backward, x)
         if not is_sharded:
-            return out
-        unreduced_output, out = out, self.new(self.local_rows(rows), n_out)
+            return output
+        unreduced_output, output = output, self.new(self.local_rows(rows), n_out)
         self.node(
             "reduce_scatter",
             (unreduced_output,),
-            [out],
+            [output],
             lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)],
         )
-        return out
+        return output
 
-    def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
+    def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
-        weight, bias = self.linear_weights(step, step.outs[0].width, "matrix")
+        weight, bias = self.linear_weights(operation, operation.outs[0].width, "matrix")
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
-        out = self.new(rows, weight.shape[0])
+        output = self.new(rows, weight.shape[0])
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
             gradients = [self.new(rows, n_in), self.weight_gradient(weight)]
-            return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, g.dtype)])]
+            return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)])]
 
-        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
-        return out
+        self.node("linear", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        return output
 
     def use_overlap_workspaces(self) -> None:
         """Allocates workspaces for a product that may overlap with communication.
@@ -341,12 +357,12 @@ class LinearKernels(RankKernels):
         else:
             self.persistent.use_torch_workspace(thread)
 
-    def output(self, step: Step, x: Tensor) -> Tensor:
+    def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits of the rank's vocabulary shard with torch's product."""
-        weight = self.shared_table("head", step)
+        weight = self.shared_table("head", operation)
         bias = (
-            self.with_role("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
-            if step.options["bias"]
+            self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            if operation.options["bias"]
             else None
         )
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
@@ -354,26 +370,28 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
-        out = self.new(rows, weight.shape[0])
+        output = self.new(rows, weight.shape[0])
         if bias is not None:
-            out = self.like(out)
+            output = self.like(output)
 
         chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             defers, layer_input = (
                 self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
                 saved_tensors[0],
             )
             if defers and layer_input is not None:
-                self.persistent.deferred_gradients.append((layer_input, g, chunk_entry))
+                self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             del layer_input
-            return self._core_gradients(g, rows, (local_rows, n_in), weight, bias)
+            return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, bias)
 
-        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
-        return out
+        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        return output
 
 
 def is_divided(axis: Axis | Beside) -> bool:

@@ -103,8 +103,8 @@ class PersistentTensors:
         first chunk that needs such a tensor allocates it.
     """
 
-    def __init__(self, meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
-        self.meter: Meter = meter
+    def __init__(self, memory_meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
+        self.meter: Meter = memory_meter
         self.cublas_bytes: int = cublas_bytes
         self.engine_bytes: int = engine_bytes
         self.workspaces: dict[str, Storage] = {}
@@ -134,12 +134,12 @@ class PersistentTensors:
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _keep_workspace(self, name: str, size: Number) -> None:
-        """Allocates the workspace `name` at its first use."""
-        if size and name not in self.workspaces:
+    def _keep_workspace(self, operation_name: str, size: Number) -> None:
+        """Allocates the workspace `operation_name` at its first use."""
+        if size and operation_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
-                self.workspaces[name] = Storage(self.meter, size)
-            self.shared[name] = [self.workspaces[name].block]
+                self.workspaces[operation_name] = Storage(self.meter, size)
+            self.shared[operation_name] = [self.workspaces[operation_name].block]
 
     def grow_gather_buffer(self, size: Number) -> None:
         """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
@@ -156,7 +156,7 @@ class PersistentTensors:
         return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
-        """Computes the deferred weight gradients (core/utils.py, `drain_embedding_wgrad_compute`).
+        """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
 
         Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
@@ -178,7 +178,7 @@ class PersistentTensors:
             with counted_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
-    def dummy_gradient(self, weight: Tensor, graph: Graph) -> Tensor:
+    def dummy_gradient(self, weight: Tensor, autograd_graph: Graph) -> Tensor:
         """Returns the dummy gradient of a weight, which all weights of a shape share.
 
         Source: Transformer Engine, module/base.py, `get_dummy_wgrad`.
@@ -186,7 +186,7 @@ class PersistentTensors:
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
             with counted_as(self.meter, "gradients"):
-                gradient = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
+                gradient = self.dummies[weight.shape] = autograd_graph.new(weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient
 
@@ -205,9 +205,9 @@ class RankKernels(Lowering):
     """
 
     def __init__(
-        self, graph: Graph, run_config: RunConfig, rank_choices: RankChoices, persistent: PersistentTensors
+        self, autograd_graph: Graph, run_config: RunConfig, rank_choices: RankChoices, persistent: PersistentTensors
     ) -> None:
-        super().__init__(graph, run_config, BFLOAT16)
+        super().__init__(autograd_graph, run_config, BFLOAT16)
         self.rank_choices: RankChoices = rank_choices
         self.persistent: PersistentTensors = persistent
         self.ordered_parameters: list[Parameter] = []
@@ -254,7 +254,7 @@ class RankKernels(Lowering):
         return self.ordered_parameters
 
     def run_rank(self, program: Flow, entry_tensor: Tensor | None) -> Tensor:
-        """Runs a program. entry_tensor: the input received from the previous pipeline stage."""
+        """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
             self._look_for_readers(program.root, program.root)
@@ -264,9 +264,9 @@ class RankKernels(Lowering):
         del entry_tensor
         return self.run(program)
 
-    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Collects the steps that read each value, and the module of each step."""
-        for item in scope.items:
+    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+        """Collects the operations that read each value, and the module of each operation."""
+        for item in module_scope.items:
             if isinstance(item, Alternatives):
                 self._look_for_readers(next(iter(item.branches.values())), module)
             elif isinstance(item, Scope):
@@ -280,7 +280,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> Number:
-        """Returns the rows of a value per micro-batch on this rank, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
@@ -302,21 +302,23 @@ class RankKernels(Lowering):
         """Whether the current layer has 8-bit matrix products."""
         return False
 
-    def with_role(self, role: str, make: Callable[[], Tensor]) -> Tensor:
-        """Returns the parameter that `make` creates, marked with a role."""
+    def with_role(self, role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+        """Returns the parameter that `make_tensor` creates, marked with a role."""
         previous_role, self.role = self.role, role
         try:
-            return make()
+            return make_tensor()
         finally:
             self.role = previous_role
 
-    def module(self, frame: Frame) -> None:
+    def module(self, module_call: Frame) -> None:
         """Runs a module, and recomputes it in the backward pass if its kind is selected for recomputation."""
-        scope = frame.scope
-        module_input, module_output = scope.reads, scope.gives
-        is_recomputed = scope.about.get("kind") in self.rank_choices.recompute_kinds and frame.layer_index is None
+        module_scope = module_call.scope
+        module_input, module_output = module_scope.reads, module_scope.gives
+        is_recomputed = (
+            module_scope.about.get("kind") in self.rank_choices.recompute_kinds and module_call.layer_index is None
+        )
         if not is_recomputed or module_input is None or module_output is None:
-            super().module(frame)
+            super().module(module_call)
             return
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
@@ -330,27 +332,27 @@ class RankKernels(Lowering):
                 {},
             )
             try:
-                self._module(Frame(scope))
+                self._module(Frame(module_scope))
                 return self.get(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.checkpoint(run, [self.get(module_input)])
-        if self.last.get(id(module_input.storage)) in {id(step) for step in scope.steps()}:
+        output = self.checkpoint(run, [self.get(module_input)])
+        if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
-        self.bind(module_output, out)
+        self.bind(module_output, output)
 
-    def _module(self, frame: Frame) -> None:
+    def _module(self, module_call: Frame) -> None:
         """Runs a module, and orders its parameters as Megatron-LM creates them.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        start, scope = len(self.ordered_parameters), frame.scope
-        super()._module(frame)
+        start, module_scope = len(self.ordered_parameters), module_call.scope
+        super()._module(module_call)
         parameters = self.ordered_parameters[start:]
-        kind = scope.about.get("kind")
-        if any(step.verb == "attention" for step in direct_steps(scope)):
+        kind = module_scope.about.get("kind")
+        if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
             self.ordered_parameters[start:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
         elif kind == "shared_expert":
             self.later_parameters += parameters
@@ -359,7 +361,7 @@ class RankKernels(Lowering):
             pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
             self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
             del self.ordered_parameters[start:]
-        elif kind in ("experts", "lm_head") and scope.reads is not None:
+        elif kind in ("experts", "lm_head") and module_scope.reads is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 
@@ -373,40 +375,42 @@ class RankKernels(Lowering):
         """Allocates a tensor of the same shape."""
         return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Back, *saves: Tensor) -> None:
+    def node(
+        self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+    ) -> None:
         """Records a graph node whose backward function may free saved tensors before it ends."""
-        graph = self.graph
-        if not recorded(graph, ins):
+        autograd_graph = self.graph
+        if not recorded(autograd_graph, ins):
             return
-        saved_tensors: list[Tensor | None] = [graph.keep(tensor).unpack() for tensor in saves]
-        if len(outs) == 1:
+        saved_tensors: list[Tensor | None] = [autograd_graph.keep(tensor).unpack() for tensor in saves]
+        if len(outputs) == 1:
             record(
-                graph,
-                name,
+                autograd_graph,
+                operation_name,
                 ins,
-                outs[0],
+                outputs[0],
                 lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
             )
         else:
             record_all(
-                graph,
-                name,
+                autograd_graph,
+                operation_name,
                 ins,
-                outs,
+                outputs,
                 lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
             )
 
-    def checkpoint(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function and saves only its arguments; the backward pass recomputes it.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
-        graph = self.graph
-        if not recorded(graph, arguments):
-            return run(arguments)
+        autograd_graph = self.graph
+        if not recorded(autograd_graph, arguments):
+            return compute(arguments)
 
         def checkpoint_backward(
-            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             """Recomputes the function with a graph, and runs its backward pass."""
             argument_gradients: dict[int, Tensor] = {}
@@ -417,31 +421,31 @@ class RankKernels(Lowering):
                 assert saved_argument is not None
                 argument = saved_argument.detached()
 
-                def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-                    argument_gradients[i] = g
+                def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+                    argument_gradients[i] = output_gradient
                     return (None,)
 
                 argument.node = Node(
-                    graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
+                    autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
                 )
                 return argument
 
-            enabled, graph.enabled = graph.enabled, True
-            outer_place = graph.meter.place
-            out = run([detached_argument(i) for i in range(len(saved_tensors))])
-            backward(graph, out, g)
-            graph.enabled, graph.meter.place = enabled, outer_place
+            enabled, autograd_graph.enabled = autograd_graph.enabled, True
+            outer_place = autograd_graph.meter.place
+            output = compute([detached_argument(i) for i in range(len(saved_tensors))])
+            backward(autograd_graph, output, output_gradient)
+            autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
-        with graph.no_grad():
-            out = run(arguments)
-        self.node("checkpoint", arguments, [out], checkpoint_backward, *arguments)
-        return out
+        with autograd_graph.no_grad():
+            output = compute(arguments)
+        self.node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
+        return output
 
     def dense_copy(self, x: Tensor) -> Tensor:
         """Returns a contiguous copy."""
-        out = self.graph.new(x.shape, x.dtype)
-        return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
+        output = self.graph.new(x.shape, x.dtype)
+        return record(self.graph, "copy", (x,), output, lambda g, _: (g,))
 
     def contiguous(self, x: Tensor) -> Tensor:
         """Returns the tensor itself if it is contiguous, otherwise a copy."""
@@ -464,13 +468,13 @@ class RankKernels(Lowering):
         return self.graph.new((rows, 1), FLOAT32)
 
     def extent(self, shape: Any) -> Number:
-        """Returns the number of elements along the axes of a shape on this rank."""
+        """Returns the number of elements of a shape on this rank."""
         return extent(shape)
 
 
-def direct_steps(scope: Scope) -> Iterator[Step]:
-    """Yields the steps directly in a module, without submodules; of alternative branches only the first."""
-    for item in scope.items:
+def direct_steps(module_scope: Scope) -> Iterator[Step]:
+    """Yields a module's own operations, without submodules; of alternative branches, the first."""
+    for item in module_scope.items:
         if isinstance(item, Step):
             yield item
         elif isinstance(item, Alternatives):

@@ -20,21 +20,29 @@ from .mla import LatentKernels
 class MambaKernels(LatentKernels):
     """Kernels of Mamba-2. Convolution, scan and gate are one function, the norm another."""
 
-    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
-        scans = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
-        scan_step = next((step for step in scans if isinstance(step.op, ChunkedScan)), None)
+        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
+        scans = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
+        scan_step = next((operation for operation in scans if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
-            return super().module_kernel(scope)
-        return lambda: self._run_mixer(scope, scan_step)
+            return super().module_kernel(module_scope)
+        return lambda: self._run_mixer(module_scope, scan_step)
 
-    def _run_mixer(self, scope: Scope, scan: Step) -> None:
+    def _run_mixer(self, module_scope: Scope, scan: Step) -> None:
         """Runs a Mamba-2 mixer (`_ssm_training`)."""
-        t, op = self.t, scan.op
+        aten, op = self.t, scan.op
         assert isinstance(op, ChunkedScan)
-        steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
-        input_projection, output_projection, convolution_step = steps["in_proj"], steps["out_proj"], steps["conv1d"]
+        operations = {
+            operation.name: operation
+            for operation in module_scope.items
+            if isinstance(operation, Step) and operation.name
+        }
+        input_projection, output_projection, convolution_step = (
+            operations["in_proj"],
+            operations["out_proj"],
+            operations["conv1d"],
+        )
         self.do_linear(input_projection)
         value = input_projection.outs[0]
         zxbcdt = self.get(value)
@@ -50,7 +58,7 @@ class MambaKernels(LatentKernels):
             part_widths = (inner_width, inner_width, groups * op.state, groups * op.state, op.heads)
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, group_copies)
         rows, width = zxbcdt.shape
-        zxbcdt = t.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, rows // batch, width))
+        zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, rows // batch, width))
         filters = self.weight("conv1d.weight", (channels, 1, convolution_step.options["kernel"]))
         bias = self.weight("conv1d.bias", (channels,)) if convolution_step.options["bias"] else None
         dt_bias, a_log, skip = (self.weight(name, (op.heads,)) for name in ("dt_bias", "A_log", "D"))
@@ -59,10 +67,10 @@ class MambaKernels(LatentKernels):
             filters = self.parameter_shard(filters, (local_channels, 1, convolution_step.options["kernel"]))
             bias = None if bias is None else self.parameter_shard(bias, (local_channels,))
             dt_bias, a_log, skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, skip))
-        dt_bias_fp32 = t.to(dt_bias, FLOAT32)
-        negative_a = t.scale(t.exp(t.to(a_log, FLOAT32)), "neg")
+        dt_bias_fp32 = aten.to(dt_bias, FLOAT32)
+        negative_a = aten.scale(aten.exp(aten.to(a_log, FLOAT32)), "neg")
         y = mamba_ssm.mamba_split_conv1d_scan_combined(
-            t,
+            aten,
             zxbcdt,
             filters,
             bias,
@@ -77,12 +85,12 @@ class MambaKernels(LatentKernels):
             None,
         )
         del zxbcdt
-        y = self.swap_batch_and_tokens(t.reshape(y, (rows, exact_div(inner_width, ranks))))
+        y = self.swap_batch_and_tokens(aten.reshape(y, (rows, exact_div(inner_width, ranks))))
         if ranks > 1:
             y = self.exchange_to_tokens(y, inner_width)
-        if "norm" in steps:
-            y = mamba_ssm.rmsnorm_fn(t, y, self.weight("norm.weight", (inner_width,)), None, groups)
-        assert scope.gives is not None or output_projection.outs
+        if "norm" in operations:
+            y = mamba_ssm.rmsnorm_fn(aten, y, self.weight("norm.weight", (inner_width,)), None, groups)
+        assert module_scope.gives is not None or output_projection.outs
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:
@@ -118,10 +126,16 @@ class MambaKernels(LatentKernels):
         """Returns this rank's shard of a parameter; the gradient covers the full parameter."""
         return self.reorder("slice", x, shape)
 
-    def reorder(self, name: str, x: Tensor, shape: Shape) -> Tensor:
+    def reorder(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
         """Copies a tensor into another order; the gradient is a copy too."""
-        input_shape, dtype, graph = x.shape, x.dtype, self.graph
-        return record(graph, name, (x,), graph.new(shape, dtype), lambda g, _: (graph.new(input_shape, g.dtype),))
+        input_shape, dtype, autograd_graph = x.shape, x.dtype, self.graph
+        return record(
+            autograd_graph,
+            operation_name,
+            (x,),
+            autograd_graph.new(shape, dtype),
+            lambda g, _: (autograd_graph.new(input_shape, g.dtype),),
+        )
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:
         """Swaps the axes of batch and tokens by a copy; for a batch of one nothing is copied."""

@@ -33,25 +33,30 @@ class DiscardedOutputs:
     """
 
     def __init__(
-        self, graph: Graph, run: Part, arguments: Sequence[Tensor], outs: Sequence[Tensor], input_storage_id: int
+        self,
+        autograd_graph: Graph,
+        part: Part,
+        arguments: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        input_storage_id: int,
     ) -> None:
-        self.graph: Graph = graph
-        self.run: Part = run
+        self.graph: Graph = autograd_graph
+        self.run: Part = part
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
-        self.storages: list[Storage] = [out.storage for out in outs]
+        self.storages: list[Storage] = [output.storage for output in outputs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
         """Recomputes the outputs with their graph, and restores their storages."""
-        graph, argument_gradients = self.graph, self.argument_gradients
-        enabled, graph.enabled = graph.enabled, True
-        outer_place = graph.meter.place
+        autograd_graph, argument_gradients = self.graph, self.argument_gradients
+        enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        outer_place = autograd_graph.meter.place
         self.recomputed = self.run(
-            [_detached_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+            [_detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
-        graph.enabled, graph.meter.place = enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
             storage.share(recomputed_tensor.storage)
         self.storages = []
@@ -60,29 +65,33 @@ class DiscardedOutputs:
         self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs_input_grad: Needs
     ) -> Sequence[Gradient]:
         """Runs the backward pass of the recomputed graph."""
-        graph, argument_gradients = self.graph, self.argument_gradients
-        enabled, graph.enabled = graph.enabled, True
-        outer_place = graph.meter.place
+        autograd_graph, argument_gradients = self.graph, self.argument_gradients
+        enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        outer_place = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
-        end_tensor.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients)
+        end_tensor.node = Node(
+            autograd_graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients
+        )
         self.recomputed = []
-        backward(graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
+        backward(autograd_graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
         del end_tensor
-        graph.enabled, graph.meter.place = enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
-def _detached_argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
+def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
     """Returns a detached argument whose gradient is stored in `argument_gradients`."""
     argument = x.detached()
 
-    def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
         """Stores the gradient of the argument."""
-        argument_gradients[i] = g
+        argument_gradients[i] = output_gradient
         return (None,)
 
-    argument.node = Node(graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient)
+    argument.node = Node(
+        autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
+    )
     return argument
 
 
@@ -95,87 +104,91 @@ class DiscardedKernels(SparseKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, run: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
-        graph = self.graph
-        if not recorded(graph, arguments):
-            return run(arguments), None
-        with graph.no_grad():
-            outs = run(arguments)
-        discarded = DiscardedOutputs(graph, run, arguments, outs, input_storage_id)
-        self.node("checkpoint", arguments, outs, discarded.backward, *arguments)
-        return outs, discarded
+        autograd_graph = self.graph
+        if not recorded(autograd_graph, arguments):
+            return part(arguments), None
+        with autograd_graph.no_grad():
+            outputs = part(arguments)
+        discarded = DiscardedOutputs(autograd_graph, part, arguments, outputs, input_storage_id)
+        self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
+        return outputs, discarded
 
     def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a function, and recomputes them when `hook` receives its gradient."""
+        """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
         for storage in discarded.storages:
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             discarded.recompute()
-            return [g]
+            return [output_gradient]
 
         self.node("recompute", (hook,), [hook_output], backward)
         return hook_output
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
-    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts, so that they can be recomputed."""
-        for item in scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+        for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
-                steps = [step for step in item.items if isinstance(step, Step)]
+                steps = [operation for operation in item.items if isinstance(operation, Step)]
                 item.reads, item.gives = steps[0].ins[0], steps[-1].outs[0]
-        super()._look_for_readers(scope, module)
+        super()._look_for_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
-    def do_norm(self, step: Step) -> None:
+    def do_norm(self, operation: Step) -> None:
         """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
-        readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
+        readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
         if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
-            super().do_norm(step)
+            super().do_norm(operation)
             return
-        value, module = step.ins[0], self.module_path()
-        x = self.take(step, value)
-        count = x.shape[0] * (value.width // self.extent(step.options["over"]))
-        outs, discarded = self.run_discardable(
-            lambda xs: [self.norm(xs[0], step, module, count)], [x], input_storage_id=id(value.storage)
+        value, module_path = operation.ins[0], self.module_path()
+        x = self.take(operation, value)
+        count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
+        outputs, discarded = self.run_discardable(
+            lambda xs: [self.norm(xs[0], operation, module_path, count)], [x], input_storage_id=id(value.storage)
         )
         del x
         if discarded is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded
-        self.bind(step.outs[0], outs[0])
+        self.bind(operation.outs[0], outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
-        """Whether the current norm stands before a sublayer."""
+        """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
-    def do_add(self, step: Step) -> None:
+    def do_add(self, operation: Step) -> None:
         """Runs a residual addition, then frees the outputs of a recomputed norm."""
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
-            out_value = next(value for value in step.ins if id(value.storage) != discarded.reads)
+            out_value = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
             self.bind(out_value, self.discard_outputs(self.get(out_value), discarded))
-        super().do_add(step)
+        super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
 
-    def _recomputes_activation(self, step: Step) -> bool:
-        """Whether a step's expert activation is recomputed."""
+    def _recomputes_activation(self, operation: Step) -> bool:
+        """Whether an operation is an expert activation that is recomputed."""
         return (
-            self.rank_choices.recompute_activation and self.rank_choices.grouped_gemm and self.is_of_expert_rows(step)
+            self.rank_choices.recompute_activation
+            and self.rank_choices.grouped_gemm
+            and self.is_of_expert_rows(operation)
         )
 
-    def do_act(self, step: Step) -> None:
+    def do_act(self, operation: Step) -> None:
         """Runs an activation, recomputed in the backward pass if selected."""
-        if not self._recomputes_activation(step) or self._is_gate(step.outs[0]):
-            super().do_act(step)
+        if not self._recomputes_activation(operation) or self._is_gate(operation.outs[0]):
+            super().do_act(operation)
             return
-        width = step.outs[0].width
+        width = operation.outs[0].width
 
         def run(xs: Sequence[Tensor]) -> list[Tensor]:
             x, probs = xs
@@ -183,15 +196,15 @@ class DiscardedKernels(SparseKernels):
                 return [self.weighted_glu(x, probs, width)]
             return [self.times_probabilities(self.activation(x, None), probs)]
 
-        self._run_discardable_activation(step, run, self.take(step, step.ins[0]))
+        self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
 
-    def do_mul(self, step: Step) -> None:
+    def do_mul(self, operation: Step) -> None:
         """Runs a gated activation, recomputed in the backward pass if selected."""
-        if not self._recomputes_activation(step):
-            super().do_mul(step)
+        if not self._recomputes_activation(operation):
+            super().do_mul(operation)
             return
-        gate = self.gate_and_up(step)
-        width = step.outs[0].width
+        gate = self.gate_and_up(operation)
+        width = operation.outs[0].width
 
         def run(xs: Sequence[Tensor]) -> list[Tensor]:
             x, probs = xs
@@ -199,28 +212,28 @@ class DiscardedKernels(SparseKernels):
                 return [self.weighted_glu(x, probs, width)]
             return [self.times_probabilities(self.gated_activation(x, None, width), probs)]
 
-        self._run_discardable_activation(step, run, gate)
+        self._run_discardable_activation(operation, run, gate)
 
-    def _run_discardable_activation(self, step: Step, run: Part, x: Tensor) -> None:
+    def _run_discardable_activation(self, operation: Step, part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        outs, self.discarded_activation = self.run_discardable(run, [x, self.row_probs])
-        self.bind(step.outs[0], outs[0])
+        outputs, self.discarded_activation = self.run_discardable(part, [x, self.row_probs])
+        self.bind(operation.outs[0], outputs[0])
 
-    def do_experts(self, step: Step) -> None:
+    def do_experts(self, operation: Step) -> None:
         """Runs an expert layer, then frees the activation that it reads and that is recomputed."""
         discarded = self.discarded_activation
-        x = self.values.get(id(step.ins[0]))
+        x = self.values.get(id(operation.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
         del x
-        super().do_experts(step)
+        super().do_experts(operation)
         if reads_discarded and discarded is not None:
             self.discarded_activation = None
-            self.bind(step.outs[0], self.discard_outputs(self.get(step.outs[0]), discarded))
+            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded))
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs a module's items; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
+        """Runs a module's operations; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
         alternatives = [item for item in items if isinstance(item, Alternatives)]
         names = {item.name for item in items if isinstance(item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
@@ -235,20 +248,24 @@ class DiscardedKernels(SparseKernels):
         assert isinstance(attention, Step)
         steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
         down_steps = [
-            step
-            for step in steps_before
-            if step.name in DOWN or (step.verb == "split" and self._splits_latent(step, steps_before))
+            operation
+            for operation in steps_before
+            if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, steps_before))
         ]
         up_steps = [
-            step
-            for step in (*steps_before, *branch_items[:core_position])
-            if isinstance(step, Step) and step not in down_steps
+            operation
+            for operation in (*steps_before, *branch_items[:core_position])
+            if isinstance(operation, Step) and operation not in down_steps
         ]
         made_storages: set[int] = set()
         values_read: dict[int, Value] = {}
-        for step in up_steps:
-            values_read |= {id(value): value for value in step.ins if id(value.storage) not in made_storages}
-            made_storages |= {id(out.storage) for out in step.outs}
+        for operation in up_steps:
+            values_read |= {
+                id(input_value): input_value
+                for input_value in operation.ins
+                if id(input_value.storage) not in made_storages
+            }
+            made_storages |= {id(output.storage) for output in operation.outs}
         early_values = {key: self.values[key] for key in values_read if key in self.values}
         super().items(down_steps)
         inputs = [(value, early_values.get(key) or self.get(value)) for key, value in values_read.items()]
@@ -264,26 +281,26 @@ class DiscardedKernels(SparseKernels):
             tensors_by_value = {id(value): x for value, x in zip(values, xs, strict=True)}
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
-                for step in up_steps:
-                    self.step(step)
+                for operation in up_steps:
+                    self.step(operation)
                 return [self.get(value) for value in attention_inputs]
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outs, discarded = self.run_discardable(run, tensors)
+        outputs, discarded = self.run_discardable(run, tensors)
         del tensors
         for value in values:
             self.forget(value.storage)
-        for value, out in zip(attention_inputs, outs, strict=True):
-            self.bind(value, out)
-        del outs
+        for value, output in zip(attention_inputs, outputs, strict=True):
+            self.bind(value, output)
+        del outputs
         self.step(attention)
         if discarded is not None:
             attention_output = attention.outs[0]
             self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded))
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
-    def _splits_latent(self, step: Step, steps: list[Step]) -> bool:
-        """Whether a step splits the output of the latent down-projection."""
-        down_projection = next(candidate for candidate in steps if candidate.name == "kv_a_proj")
-        return step.ins[0] is down_projection.outs[0]
+    def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:
+        """Whether an operation splits the output of the latent down-projection."""
+        down_projection = next(candidate for candidate in operations if candidate.name == "kv_a_proj")
+        return operation.ins[0] is down_projection.outs[0]

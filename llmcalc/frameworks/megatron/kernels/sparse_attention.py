@@ -27,25 +27,34 @@ ROWS = 256
 class SparseKernels(Fp8Kernels):
     """Kernels of latent attention with an indexer, which run as one module."""
 
-    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
-        indexer = next((item for item in scope.items if isinstance(item, Scope) and item.name == "indexer"), None)
+        indexer = next(
+            (item for item in module_scope.items if isinstance(item, Scope) and item.name == "indexer"), None
+        )
         if indexer is None:
-            return super().module_kernel(scope)
+            return super().module_kernel(module_scope)
         if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for an indexer over several ranks of a sequence; expected no --cp")
-        return lambda: self._run_absorbed_attention(scope, indexer)
+        return lambda: self._run_absorbed_attention(module_scope, indexer)
 
-    def _run_absorbed_attention(self, scope: Scope, indexer: Scope) -> None:
+    def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
         """Runs AbsorbedMLASelfAttention.forward."""
-        t, steps = self.t, {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
-        if "q_a_proj" not in steps:
+        aten, operations = (
+            self.t,
+            {
+                operation.name: operation
+                for operation in module_scope.items
+                if isinstance(operation, Step) and operation.name
+            },
+        )
+        if "q_a_proj" not in operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
-            steps[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
+            operations[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        branches = next(item for item in scope.items if isinstance(item, Alternatives))
-        kv_up = next(step for step in branches.branches["expanded"].steps() if step.name == "kv_b_proj")
+        branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
+        kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, Beside)
         latent, rope = (axis_part[0].size for axis_part in kv_axes.parts)
@@ -56,14 +65,14 @@ class SparseKernels(Fp8Kernels):
         self.forget(query_down.ins[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
-        kv_latent, k_rope = t.split(kv_latent_and_rope, [latent, rope])
+        kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent, rope])
         del kv_latent_and_rope
         k_rope = self._all_gather_rows(k_rope)
         for name in ("q_a_norm", "kv_a_norm"):
-            if name in steps:
+            if name in operations:
                 normed = self.norm(
                     query_latent if name == "q_a_norm" else kv_latent,
-                    steps[name],
+                    operations[name],
                     self.module_path(),
                     kv_latent.shape[0],
                 )
@@ -78,8 +87,8 @@ class SparseKernels(Fp8Kernels):
         )
         query, key = self._absorb_projections(q, kv_latent, k_rope, kv_up_weight, (heads, nope, rope, value_dim), shape)
         del q, kv_latent, k_rope
-        kv_up_by_head = t.unflatten(kv_up_weight, 0, (heads, nope + value_dim))
-        values = t.contiguous(t.slice(kv_up_by_head, value_dim, 1))
+        kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope + value_dim))
+        values = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
         y = self._sparse_attention(indexer, x, query_latent, query, key, values, shape)
         del query, key, values, kv_up_by_head, kv_up_weight, x, query_latent
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
@@ -88,11 +97,13 @@ class SparseKernels(Fp8Kernels):
         """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
-        graph, local_shape = self.graph, x.shape
+        autograd_graph, local_shape = self.graph, x.shape
         gathered_rows = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
-        dense = graph.new(local_shape, x.dtype) if not x.is_contiguous else None
+        dense = autograd_graph.new(local_shape, x.dtype) if not x.is_contiguous else None
         del dense
-        return record(graph, "gather", (x,), gathered_rows, lambda g, _: (graph.new(local_shape, g.dtype),))
+        return record(
+            autograd_graph, "gather", (x,), gathered_rows, lambda g, _: (autograd_graph.new(local_shape, g.dtype),)
+        )
 
     def _absorb_projections(
         self,
@@ -104,16 +115,18 @@ class SparseKernels(Fp8Kernels):
         rows: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key shared by all heads."""
-        t, (heads, nope, rope, value_dim) = self.t, sizes
-        weight_by_head = t.unflatten(weight, 0, (heads, nope + value_dim))
-        keys = t.slice(weight_by_head, nope, 1)
-        q_nope, q_rope = t.split(t.reshape(q, (*rows, heads, nope + rope)), [nope, rope])
-        query_rows = t.permute(t.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
-        absorbed_query = t.permute(t.bmm(query_rows, keys), (1, 0, 2))
-        absorbed_query = t.reshape(t.contiguous(absorbed_query), (*rows, heads, keys.shape[-1]))
+        aten, (heads, nope, rope, value_dim) = self.t, sizes
+        weight_by_head = aten.unflatten(weight, 0, (heads, nope + value_dim))
+        keys = aten.slice(weight_by_head, nope, 1)
+        q_nope, q_rope = aten.split(aten.reshape(q, (*rows, heads, nope + rope)), [nope, rope])
+        query_rows = aten.permute(aten.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
+        absorbed_query = aten.permute(aten.bmm(query_rows, keys), (1, 0, 2))
+        absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*rows, heads, keys.shape[-1]))
         q_rope = self.rotate(q_rope)
-        k_rope = self.rotate(t.reshape(k_rope, (*rows, 1, rope)))
-        return t.cat([absorbed_query, q_rope]), t.cat([t.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope])
+        k_rope = self.rotate(aten.reshape(k_rope, (*rows, 1, rope)))
+        return aten.cat([absorbed_query, q_rope]), aten.cat(
+            [aten.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope]
+        )
 
     def _sparse_attention(
         self,
@@ -126,27 +139,32 @@ class SparseKernels(Fp8Kernels):
         rows: tuple[Number, Number],
     ) -> Tensor:
         """Runs DSAttention.forward. The indexer's gradients do not reach its inputs."""
-        t, graph = self.t, self.graph
+        aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
-        key_starts, key_ends = graph.new((rows[0],), INT64), graph.new((rows[0],), INT64)
-        select_step = next(step for step in indexer.steps() if step.verb == "select")
+        key_starts, key_ends = autograd_graph.new((rows[0],), INT64), autograd_graph.new((rows[0],), INT64)
+        select_step = next(operation for operation in indexer.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
         if self.rank_choices.indexer_loss:
             q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, rows)
-            selected_keys, loss = indexer_loss(t, q, weights, k, query.detached(), key.detached(), top_k)
+            selected_keys, loss = indexer_loss(aten, q, weights, k, query.detached(), key.detached(), top_k)
         else:
-            with graph.no_grad():
+            with autograd_graph.no_grad():
                 q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, rows)
-                scores, selected_keys = select_top_keys(t, q, k, weights, top_k)
+                scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
                 del scores
-        y = absorbed_attention(t, query, key, selected_keys, values.shape[-1])
-        y = t.permute(t.bmm(self._rows_by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
-        y = t.reshape(t.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
+        y = absorbed_attention(aten, query, key, selected_keys, values.shape[-1])
+        y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(values, 1, 2)), (1, 0, 2))
+        y = aten.reshape(aten.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
         if loss is not None:
-            out = Tensor(y.shape, y.dtype, y.storage, y.strides)
+            output = Tensor(y.shape, y.dtype, y.storage, y.strides)
             y = record(
-                graph, "indexer_loss_scaler", (y, loss), out, lambda g, _, saved_loss: (g, graph.new((), FLOAT32)), loss
+                autograd_graph,
+                "indexer_loss_scaler",
+                (y, loss),
+                output,
+                lambda g, _, saved_loss: (g, autograd_graph.new((), FLOAT32)),
+                loss,
             )
         del key_starts, key_ends, q, k, weights
         return y
@@ -157,24 +175,33 @@ class SparseKernels(Fp8Kernels):
         return self.t.permute(self.t.reshape(y, (tokens * batch, heads, width)), (1, 0, 2))
 
     def _run_indexer(
-        self, scope: Scope, x: Tensor, query_latent: Tensor, rows: tuple[Number, Number]
+        self, module_scope: Scope, x: Tensor, query_latent: Tensor, rows: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
-        t, steps = self.t, {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
-        heads, dim = (axis.size for axis in steps["q_proj"].outs[0].axes)
-        normed_key = steps["k_norm"].outs[0]
-        rope = next(step for step in scope.items if isinstance(step, Step) and step.verb == "rope")
+        aten, operations = (
+            self.t,
+            {
+                operation.name: operation
+                for operation in module_scope.items
+                if isinstance(operation, Step) and operation.name
+            },
+        )
+        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
+        normed_key = operations["k_norm"].outs[0]
+        rope = next(
+            operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
+        )
         rotary = rope.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = t.reshape(self._undivided_indexer_linear(steps["q_proj"], query_latent), (*rows, heads, dim))
+        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, dim))
         q = self._rotate_part(q, rotary)
-        k = self._undivided_indexer_linear(steps["k_proj"], x)
-        k = self.norm(k, steps["k_norm"], self.module_path(), k.shape[0])
-        k = self._rotate_part(t.reshape(k, (*rows, 1, normed_key.width)), rotary)
-        k = t.reshape(k, (*rows, normed_key.width))
+        k = self._undivided_indexer_linear(operations["k_proj"], x)
+        k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
+        k = self._rotate_part(aten.reshape(k, (*rows, 1, normed_key.width)), rotary)
+        k = aten.reshape(k, (*rows, normed_key.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
-        weights = t.scale(t.scale(self._undivided_indexer_linear(steps["weights_proj"], x)))
-        return q, k, t.reshape(weights, (*rows, heads))
+        weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
+        return q, k, aten.reshape(weights, (*rows, heads))
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
         """Applies rotary embeddings to the first dimensions of each head."""
@@ -184,233 +211,262 @@ class SparseKernels(Fp8Kernels):
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs rotate_activation, a Hadamard transform that saves nothing."""
-        graph, shape = self.graph, x.shape
-        return record(graph, "hadamard", (x,), graph.new(shape, x.dtype), lambda g, _: (graph.new(shape, g.dtype),))
+        autograd_graph, shape = self.graph, x.shape
+        return record(
+            autograd_graph,
+            "hadamard",
+            (x,),
+            autograd_graph.new(shape, x.dtype),
+            lambda g, _: (autograd_graph.new(shape, g.dtype),),
+        )
 
-    def _undivided_indexer_linear(self, step: Step, x: Tensor) -> Tensor:
+    def _undivided_indexer_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
-        weight, _ = self.linear_weights(step, step.outs[0].width, "matrix")
+        weight, _ = self.linear_weights(operation, operation.outs[0].width, "matrix")
         self.persistent.use_engine_workspace()
-        out = self.new(x.shape[0], weight.shape[0])
+        output = self.new(x.shape[0], weight.shape[0])
 
-        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [out], backward, x)
-        return out
+        self.node("linear", (x, weight), [output], backward, x)
+        return output
 
 
 # --- functions of dsa.py and dsa_masking.py ---------------------------------------------------------------------------
 
 
-def index_scores(t: Aten, q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
+def index_scores(aten: Aten, q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
     """Runs _compute_index_scores.
 
     q: [tokens, batch, heads, size]; k: [tokens, batch, size] → [batch, tokens, tokens].
     """
-    scores = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
-    scores = t.like(scores)
-    scores = t.like(scores, t.unsqueeze(weights, -1))
-    scores = t.sum(scores, 2)
-    return t.transpose(scores, 0, 1)
+    scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
+    scores = aten.like(scores)
+    scores = aten.like(scores, aten.unsqueeze(weights, -1))
+    scores = aten.sum(scores, 2)
+    return aten.transpose(scores, 0, 1)
 
 
-def einsum_of_heads(t: Aten, q: Tensor, k: Tensor) -> Tensor:
+def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbhd,tbd->sbht by one product per sequence."""
-    tokens, batch, heads, size = q.shape
-    left_matrix = t.reshape(t.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, size))
-    out = t.bmm(left_matrix, t.permute(k, (1, 2, 0)))
+    tokens, batch, heads, head_size = q.shape
+    left_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, head_size))
+    output = aten.bmm(left_matrix, aten.permute(k, (1, 2, 0)))
     del left_matrix
-    return t.permute(t.reshape(out, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
+    return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
 
 
-def valid_key_mask(t: Aten, tokens: Number, keys: Number) -> Tensor:
+def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
     """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
-    at_or_after_start = t.new((tokens, keys), BOOL)
-    before_end = t.new((tokens, keys), BOOL)
-    return t.like(at_or_after_start, before_end, dtype=BOOL)
+    at_or_after_start = aten.new((tokens, keys), BOOL)
+    before_end = aten.new((tokens, keys), BOOL)
+    return aten.like(at_or_after_start, before_end, dtype=BOOL)
 
 
-def mask_future_keys(t: Aten, x: Tensor) -> Tensor:
+def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Runs apply_starts_ends_mask_to_scores."""
-    valid = valid_key_mask(t, x.shape[-2], x.shape[-1])
-    _others = t.like(valid)
-    return t.new(x.shape, x.dtype)
+    valid = valid_key_mask(aten, x.shape[-2], x.shape[-1])
+    _others = aten.like(valid)
+    return aten.new(x.shape, x.dtype)
 
 
-def select_top_keys(t: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Number) -> tuple[Tensor, Tensor]:
+def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Number) -> tuple[Tensor, Tensor]:
     """Runs fused_qk_topk_naive: scores, and the indices of the keys with the highest scores."""
-    scores = index_scores(t, q, weights, k)
-    scores = mask_future_keys(t, scores)
+    scores = index_scores(aten, q, weights, k)
+    scores = mask_future_keys(aten, scores)
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
-    top_scores, indices = t.new(selection_shape, FLOAT32), t.new(selection_shape, INT64)
-    is_invalid = t.new(selection_shape, BOOL)
-    indices = t.like(indices)
+    top_scores, indices = aten.new(selection_shape, FLOAT32), aten.new(selection_shape, INT64)
+    is_invalid = aten.new(selection_shape, BOOL)
+    indices = aten.like(indices)
     del top_scores, is_invalid
     return scores, indices
 
 
-def scatter_selected_keys(t: Aten, mask: Tensor, selected_keys: Tensor) -> None:
+def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> None:
     """Runs scatter_topk_into_index_mask in blocks of rows."""
     batch, tokens, count = selected_keys.shape
     for start in range(0, int(tokens), ROWS):
         block_shape = (batch, min(ROWS, tokens - start), count)
-        _valid, _safe, _source = t.new(block_shape, BOOL), t.new(block_shape, INT64), t.new(block_shape, mask.dtype)
+        _valid, _safe, _source = (
+            aten.new(block_shape, BOOL),
+            aten.new(block_shape, INT64),
+            aten.new(block_shape, mask.dtype),
+        )
         del _valid, _safe, _source
 
 
-def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
+def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     """Runs masked_softmax. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
-    graph, row_shape = t.graph, (*logits.shape[:-1], 1)
+    autograd_graph, row_shape = aten.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
         """Fills the elements of invalid keys."""
-        invalid_keys = t.new(x.shape, BOOL)
-        return t.masked_fill(x, invalid_keys)
+        invalid_keys = aten.new(x.shape, BOOL)
+        return aten.masked_fill(x, invalid_keys)
 
     masked_logits = mask_invalid_keys(logits)
-    _any = t.new(row_shape, BOOL)
-    row_max, max_indices = t.new(row_shape, FLOAT32), t.new(row_shape, INT64)
+    _any = aten.new(row_shape, BOOL)
+    row_max, max_indices = aten.new(row_shape, FLOAT32), aten.new(row_shape, INT64)
     shape = logits.shape
     row_max = record(
-        graph, "max", (masked_logits,), row_max, lambda g, _, index: (graph.new(shape, g.dtype),), max_indices
+        autograd_graph,
+        "max",
+        (masked_logits,),
+        row_max,
+        lambda g, _, index: (autograd_graph.new(shape, g.dtype),),
+        max_indices,
     )
     del max_indices
     row_max = record(
-        graph, "where", (row_max,), t.new(row_shape, FLOAT32), lambda g, _, c: (graph.new(row_shape, g.dtype),), _any
+        autograd_graph,
+        "where",
+        (row_max,),
+        aten.new(row_shape, FLOAT32),
+        lambda g, _, c: (autograd_graph.new(row_shape, g.dtype),),
+        _any,
     )
-    probs = t.exp(t.sub(masked_logits, row_max))
+    probs = aten.exp(aten.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
-    probs = t.div(probs, t.clamp(t.sum(probs, keep=True)))
+    probs = aten.div(probs, aten.clamp(aten.sum(probs, keep=True)))
     return mask_invalid_keys(probs)
 
 
-def absorbed_attention(t: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent: Number) -> Tensor:
+def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent: Number) -> Tensor:
     """Runs _unfused_absorbed_dsa_fn. query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size]."""
     (tokens, batch, heads, _), keys = query.shape, key.shape[0]
-    q, k = t.permute(query, (1, 2, 0, 3)), t.permute(key, (1, 2, 3, 0))
-    scores = t.scale(t.matmul(t.to(q, FLOAT32), t.to(k, FLOAT32)))
-    mask = t.new((batch, tokens, keys), FLOAT32)
-    scatter_selected_keys(t, mask, selected_keys)
-    mask = mask_future_keys(t, mask)
-    scores = t.add(scores, t.unsqueeze(mask, 1))
-    valid = t.compare(mask)
-    scores = masked_softmax(t, scores, t.expand(t.unsqueeze(valid, 1), (batch, heads, tokens, keys)))
-    value = t.permute(t.slice(key, latent), (1, 2, 0, 3))
-    out = t.matmul(t.to(scores, BFLOAT16), value)
-    return t.contiguous(t.permute(out, (2, 0, 1, 3)))
+    q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
+    scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
+    mask = aten.new((batch, tokens, keys), FLOAT32)
+    scatter_selected_keys(aten, mask, selected_keys)
+    mask = mask_future_keys(aten, mask)
+    scores = aten.add(scores, aten.unsqueeze(mask, 1))
+    valid = aten.compare(mask)
+    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, keys)))
+    value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
+    output = aten.matmul(aten.to(scores, BFLOAT16), value)
+    return aten.contiguous(aten.permute(output, (2, 0, 1, 3)))
 
 
 def indexer_loss(
-    t: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, top_k: Number
+    aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, top_k: Number
 ) -> tuple[Tensor, Tensor]:
     """Runs FusedDSAIndexerLoss: selected keys, and the divergence of the indexer from attention."""
-    graph = t.graph
+    autograd_graph = aten.graph
 
     def forward() -> tuple[Tensor, Tensor]:
         """Runs the forward pass without a graph."""
-        scores, selected_keys = select_top_keys(t, q, k, weights, top_k)
-        attention_probs = _attention_scores(t, query, key)
-        scores = mask_future_keys(t, scores)
-        valid = valid_key_mask(t, scores.shape[-2], scores.shape[-1])
-        mask = t.new(scores.shape, FLOAT32)
-        scatter_selected_keys(t, mask, selected_keys)
-        attention_probs = masked_softmax(t, attention_probs, t.expand(valid, attention_probs.shape))
-        log_probs = _masked_log_softmax(t, scores)
-        attention_probs = t.sum(attention_probs, 1)
-        attention_probs = t.like(attention_probs)
-        terms = t.like(t.like(t.like(t.like(attention_probs)), log_probs), attention_probs)
-        loss = t.new((), FLOAT32)
-        del terms, mask
+        scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
+        attention_probs = _attention_scores(aten, query, key)
+        scores = mask_future_keys(aten, scores)
+        valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+        mask = aten.new(scores.shape, FLOAT32)
+        scatter_selected_keys(aten, mask, selected_keys)
+        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid, attention_probs.shape))
+        log_probs = _masked_log_softmax(aten, scores)
+        attention_probs = aten.sum(attention_probs, 1)
+        attention_probs = aten.like(attention_probs)
+        memory_terms = aten.like(aten.like(aten.like(aten.like(attention_probs)), log_probs), attention_probs)
+        loss = aten.new((), FLOAT32)
+        del memory_terms, mask
         return selected_keys, loss
 
     def backward(
-        g: Tensor, _: Needs, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
+        output_gradient: Tensor,
+        _: Needs,
+        q: Tensor,
+        weights: Tensor,
+        k: Tensor,
+        query: Tensor,
+        key: Tensor,
+        selected_keys: Tensor,
     ) -> Sequence[Gradient]:
-        _of_chosen = t.like(selected_keys)  # a gradient of zeros
-        return _indexer_gradients(t, q, weights, k, query, key, selected_keys)
+        _of_chosen = aten.like(selected_keys)  # a gradient of zeros
+        return _indexer_gradients(aten, q, weights, k, query, key, selected_keys)
 
-    with graph.no_grad():
+    with autograd_graph.no_grad():
         selected_keys, loss = forward()
     loss = record(
-        graph, "FusedDSAIndexerLoss", (q, weights, k), loss, backward, q, weights, k, query, key, selected_keys
+        autograd_graph, "FusedDSAIndexerLoss", (q, weights, k), loss, backward, q, weights, k, query, key, selected_keys
     )
     return selected_keys, loss
 
 
-def _attention_scores(t: Aten, query: Tensor, key: Tensor) -> Tensor:
+def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
     """Computes attention scores of all preceding keys, without gradients."""
-    tokens, batch, heads, size = query.shape
+    tokens, batch, heads, head_size = query.shape
     keys = key.shape[0]
-    expanded_key = t.expand(key, (keys, batch, heads, size))
-    q = t.reshape(t.permute(query, (1, 2, 0, 3)), (batch * heads, tokens, size))
-    k = t.reshape(t.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, size, keys))
-    scores = t.like(t.bmm(t.to(q, FLOAT32), t.to(k, FLOAT32)))
-    return mask_future_keys(t, t.reshape(scores, (batch, heads, tokens, keys)))
+    expanded_key = aten.expand(key, (keys, batch, heads, head_size))
+    q = aten.reshape(aten.permute(query, (1, 2, 0, 3)), (batch * heads, tokens, head_size))
+    k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, head_size, keys))
+    scores = aten.like(aten.bmm(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
+    return mask_future_keys(aten, aten.reshape(scores, (batch, heads, tokens, keys)))
 
 
-def _masked_log_softmax(t: Aten, scores: Tensor) -> Tensor:
+def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     """Runs masked_log_softmax."""
-    invalid_keys = t.new(scores.shape, BOOL)
-    masked_scores = t.new(scores.shape, FLOAT32)
+    invalid_keys = aten.new(scores.shape, BOOL)
+    masked_scores = aten.new(scores.shape, FLOAT32)
     del invalid_keys
-    zeros = t.like(masked_scores)
-    _safe = t.like(masked_scores, zeros)
+    zeros = aten.like(masked_scores)
+    _safe = aten.like(masked_scores, zeros)
     del zeros
-    log_probs = t.like(_safe)
-    _invalid_log_probs = t.new(scores.shape, BOOL)
-    return t.like(log_probs)
+    log_probs = aten.like(_safe)
+    _invalid_log_probs = aten.new(scores.shape, BOOL)
+    return aten.like(log_probs)
 
 
 def _indexer_gradients(
-    t: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
+    aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
 ) -> Sequence[Gradient]:
     """Runs bwd_fused_indexer_loss_naive."""
-    scores = index_scores(t, q, weights, k)
-    attention_scores = _attention_scores(t, query, key)
-    scores = mask_future_keys(t, scores)
-    valid = valid_key_mask(t, scores.shape[-2], scores.shape[-1])
-    mask = t.new(scores.shape, FLOAT32)
-    scatter_selected_keys(t, mask, selected_keys)
-    attention_probs = masked_softmax(t, attention_scores, t.expand(valid, attention_scores.shape))
+    scores = index_scores(aten, q, weights, k)
+    attention_scores = _attention_scores(aten, query, key)
+    scores = mask_future_keys(aten, scores)
+    valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+    mask = aten.new(scores.shape, FLOAT32)
+    scatter_selected_keys(aten, mask, selected_keys)
+    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid, attention_scores.shape))
     del attention_scores
-    indexer_probs = masked_softmax(t, scores, t.expand(valid, scores.shape))
+    indexer_probs = masked_softmax(aten, scores, aten.expand(valid, scores.shape))
     del scores
-    head_sums = t.sum(attention_probs, 1)
+    head_sums = aten.sum(attention_probs, 1)
     del attention_probs
-    target_probs = t.like(head_sums)
+    target_probs = aten.like(head_sums)
     del head_sums
-    logit_gradient = t.like(t.like(indexer_probs, target_probs))
+    logit_gradient = aten.like(aten.like(indexer_probs, target_probs))
     del indexer_probs, target_probs, mask
-    logit_gradient = t.like(logit_gradient, t.to(valid, FLOAT32))
+    logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
     del valid
-    logit_gradient = t.unsqueeze(t.transpose(logit_gradient, 0, 1), 2)
-    recomputed = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
-    activated_scores, is_positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
+    logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
+    recomputed = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
+    activated_scores, is_positive = aten.like(recomputed), aten.like(recomputed, dtype=BOOL)
     del recomputed
-    weight_gradient = t.sum(t.like(logit_gradient, activated_scores), -1)
-    score_gradient = t.like(logit_gradient, t.unsqueeze(weights, -1))
+    weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
+    score_gradient = aten.like(logit_gradient, aten.unsqueeze(weights, -1))
     del logit_gradient, activated_scores
-    score_gradient = t.like(score_gradient, t.to(is_positive, FLOAT32))
+    score_gradient = aten.like(score_gradient, aten.to(is_positive, FLOAT32))
     del is_positive
-    query_gradient = _einsum_query_gradient(t, score_gradient, t.to(k, FLOAT32))
-    key_gradient = _einsum_key_gradient(t, score_gradient, t.to(q, FLOAT32))
+    query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
+    key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
     del score_gradient
-    return t.to(query_gradient, q.dtype), t.to(weight_gradient, weights.dtype), t.to(key_gradient, k.dtype)
+    return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, weights.dtype), aten.to(key_gradient, k.dtype)
 
 
-def _einsum_query_gradient(t: Aten, g: Tensor, k: Tensor) -> Tensor:
+def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbht,tbd->sbhd."""
-    tokens, batch, heads, keys = g.shape
-    left_matrix = t.reshape(t.permute(g, (1, 0, 2, 3)), (batch, tokens * heads, keys))
-    out = t.bmm(left_matrix, t.permute(k, (1, 0, 2)))
-    return t.permute(t.reshape(out, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
+    tokens, batch, heads, keys = output_gradient.shape
+    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, keys))
+    output = aten.bmm(left_matrix, aten.permute(k, (1, 0, 2)))
+    return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
 
 
-def _einsum_key_gradient(t: Aten, g: Tensor, q: Tensor) -> Tensor:
+def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:
     """Computes the einsum sbht,sbhd->tbd."""
-    tokens, batch, heads, keys = g.shape
-    left_matrix = t.reshape(t.permute(g, (1, 3, 0, 2)), (batch, keys, tokens * heads))
-    right_matrix = t.reshape(t.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
-    return t.permute(t.bmm(left_matrix, right_matrix), (1, 0, 2))
+    tokens, batch, heads, keys = output_gradient.shape
+    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, keys, tokens * heads))
+    right_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
+    return aten.permute(aten.bmm(left_matrix, right_matrix), (1, 0, 2))

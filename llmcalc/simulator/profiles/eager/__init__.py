@@ -1,4 +1,4 @@
-"""PyTorch without a compiler: each step runs the operations of the reference implementation.
+"""PyTorch without a compiler: each step of a model's program runs the operations of the PyTorch reference.
 
 A kernel may be changed without reading the part whose step it runs: it follows the reference's lines, with which a test
 compares its bytes.

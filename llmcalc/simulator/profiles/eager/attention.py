@@ -25,45 +25,45 @@ class AttentionKernels(Lowering):
     # --- positions --------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_rope(self, step: Step) -> None:
-        x = self.get(step.ins[0])
+    def do_rope(self, operation: Step) -> None:
+        x = self.get(operation.ins[0])
         by_head = len(x.shape) == 4
-        rotated_x = self.rotate(self.heads_first(x) if by_head else x, step)
-        self.set(step.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
+        rotated_x = self.rotate(self.heads_first(x) if by_head else x, operation)
+        self.set(operation.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
 
-    def rotate(self, x: Tensor, step: Step) -> Tensor:
+    def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
-        t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
+        aten, spec, all_dimensions = self.t, operation.options["spec"], operation.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if all_dimensions is None:
             cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
-            position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
+            position_ids = self.frames[-1].local_tensors["at"] = aten.like(aten.like(aten.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
         rotates_all = same(dim, x.shape[-1]) and not spec.concatenated
-        if step.options["back"]:
-            sin = t.scale(sin, "neg")
+        if operation.options["back"]:
+            sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
             return self._joined_halves(x, dim, cos, sin)
-        rotary_part = x if rotates_all else t.slice(x, dim)
-        rotary_part = t.add(t.mul(rotary_part, cos), t.mul(self._quarter_turned(rotary_part, dim), sin))
-        return rotary_part if rotates_all else t.cat([rotary_part, t.slice(x, x.shape[-1] - dim)])
+        rotary_part = x if rotates_all else aten.slice(x, dim)
+        rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._quarter_turned(rotary_part, dim), sin))
+        return rotary_part if rotates_all else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the two halves of each pair separately, and concatenates them."""
-        t = self.t
-        cos, sin = t.slice(cos, dim // 2), t.slice(sin, dim // 2)
+        aten = self.t
+        cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
         left_half, right_half, unrotated_part = (
-            t.slice(x, dim // 2),
-            t.slice(x, dim // 2),
-            t.slice(x, x.shape[-1] - dim),
+            aten.slice(x, dim // 2),
+            aten.slice(x, dim // 2),
+            aten.slice(x, x.shape[-1] - dim),
         )
-        rotated_left = t.sub(t.mul(left_half, cos), t.mul(right_half, sin))
-        rotated_right = t.add(t.mul(right_half, cos), t.mul(left_half, sin))
-        return t.cat([rotated_left, rotated_right, unrotated_part])
+        rotated_left = aten.sub(aten.mul(left_half, cos), aten.mul(right_half, sin))
+        rotated_right = aten.add(aten.mul(right_half, cos), aten.mul(left_half, sin))
+        return aten.cat([rotated_left, rotated_right, unrotated_part])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second half."""
+        """Maps each pair (a, b) of x to (−b, a); a is in the first half of the last axis, b in the second half."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,25 +80,25 @@ class AttentionKernels(Lowering):
         return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
 
     def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
-        t = self.t
-        exponents = t.like(t.new((dim // 2,), FLOAT32))
-        return t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
+        aten = self.t
+        exponents = aten.like(aten.new((dim // 2,), FLOAT32))
+        return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
 
     # --- keys and values --------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_repeat(self, step: Step) -> None:
-        x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
-        if isinstance(step.ins[0].rows, QueryKeyPairs):
-            self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
+    def do_repeat(self, operation: Step) -> None:
+        x, heads = self.get(operation.ins[0]), operation.outs[0].axes[0].size
+        if isinstance(operation.ins[0].rows, QueryKeyPairs):
+            self.bind(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
-        if step.options["tiled"]:
+        if operation.options["tiled"]:
             repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
         elif self.choices.like_classes:
             repeated_keys = self.repeat_heads(self.heads_first(x), heads)
         else:
             repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
-        self.set(step.outs[0], self.heads_first(repeated_keys))
+        self.set(operation.outs[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Repeats key heads as `repeat_kv` of transformers does: a single head is a view for all.
@@ -110,18 +110,20 @@ class AttentionKernels(Lowering):
         return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
     @compared(BY_TORCH)
-    def do_cache(self, step: Step) -> None:
-        if self.missing(step.ins[0]):
-            all_rows: Sequence[Tensor] = self._read_pages(self.cached(step.name) or ())
+    def do_cache(self, operation: Step) -> None:
+        if self.missing(operation.ins[0]):
+            all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
-            all_rows = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
+            all_rows = self._with_new(
+                operation.name, [self.get(input_value) for input_value in operation.ins], operation.options["limit"]
+            )
         if self.store is not None:
-            for value in step.ins:
-                self.forget(value.storage)
-        for output, tensor in zip(step.outs, all_rows, strict=True):
+            for input_value in operation.ins:
+                self.forget(input_value.storage)
+        for output, tensor in zip(operation.outs, all_rows, strict=True):
             self.bind(output, tensor)
 
-    def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
+    def _with_new(self, cache_name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and caches them for later tokens.
 
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
@@ -130,8 +132,8 @@ class AttentionKernels(Lowering):
         if self.store is None:
             return new_rows
         if self.paged:
-            return self._in_pages(name, new_rows, self.cached(name), limit)
-        t, key = self.t, (*self.cache_path, name)
+            return self._in_pages(cache_name, new_rows, self.cached(cache_name), limit)
+        aten, key = self.t, (*self.cache_path, cache_name)
         rows = [[x] for x in self.store.pop(key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
             if limit is None:
@@ -140,24 +142,25 @@ class AttentionKernels(Lowering):
                 all_rows = self.store[key] = tuple(x for (x,) in rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
-                self._concatenate([*(t.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
+                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
                 for cached, new in zip(rows, new_rows, strict=True)
             )
-            self.store[key] = tuple(t.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
+            self.store[key] = tuple(aten.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
         return all_rows
 
     def _in_pages(
-        self, name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
+        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
-        """Writes new keys and values into the pool. They live until the module returns, as in a server's forward pass;
-        a first pass reads no others."""
+        """Writes new keys and values into the blocks of the paged cache."""
         frame = self.frames[-1]
-        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
+        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {cache_name}"] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_rows = cached_rows if limit is None else min(cached_rows, limit - 1)
         rows = cached_rows + new_rows[0].shape[1]
         all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
-        self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
+        self.keep(
+            cache_name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows])
+        )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -175,47 +178,51 @@ class AttentionKernels(Lowering):
         return self.heads_first(self.t.cat([self.heads_first(x) for x in rows], 2))
 
     @compared(BY_TORCH)
-    def do_absorb(self, step: Step) -> None:
-        """Multiplies by the part of an up-projection that is absorbed in queries or outputs: Expansion.forward."""
-        t, weight, out = self.t, step.weight, step.outs[0]
+    def do_absorb(self, operation: Step) -> None:
+        """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
+        aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
-        x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
-        per_head = t.unflatten(self.matrix(step), 0, (heads, exact_div(extent(weight.out), heads)))
-        weight_part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
-        product = t.matmul(x, weight_part if of_query else t.transpose(weight_part, -1, -2))
-        self.set(out, self.heads_first(product))
+        x, heads, of_query = (
+            self.heads_first(self.get(operation.ins[0])),
+            output.axes[0].size,
+            output.axes[1:] == weight.ins,
+        )
+        per_head = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
+        weight_part = aten.slice(per_head, x.shape[-1] if of_query else output.axes[1].size, 1)
+        product = aten.matmul(x, weight_part if of_query else aten.transpose(weight_part, -1, -2))
+        self.set(output, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_mask(self, step: Step) -> None:
-        q, k = (self.get(value) for value in step.ins)
-        self.mask_of_scores(step, q.shape[1], k.shape[1])
+    def do_mask(self, operation: Step) -> None:
+        q, k = (self.get(input_value) for input_value in operation.ins)
+        self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     @compared(BY_TORCH)
-    def do_attention(self, step: Step) -> None:
-        """Runs attention by the profile's method `attention_<Op>`."""
-        name = type(step.op).__name__
-        run = getattr(self, f"attention_{name}", None)
-        if run is None:
-            raise self.not_modelled(step, name)
-        run(step)
+    def do_attention(self, operation: Step) -> None:
+        """Runs attention by the profile's method that is named after the attention operation."""
+        name = type(operation.op).__name__
+        kernel = getattr(self, f"attention_{name}", None)
+        if kernel is None:
+            raise self.not_modelled(operation, name)
+        kernel(operation)
 
     @compared(BY_TORCH)
-    def attention_AttentionCore(self, step: Step) -> None:
-        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
-        bias = self.get(step.ins[3]) if step.options["biased"] else None
+    def attention_AttentionCore(self, operation: Step) -> None:
+        q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
+        bias = self.get(operation.ins[3]) if operation.options["biased"] else None
         mask = None
-        if step.options["narrowed"]:
-            mask = self.get(step.ins[-1])
-        elif step.options["masked"]:
-            mask = self.mask_of_scores(step, q.shape[2], k.shape[2])
-        sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
-        cap, dropout, float32 = (step.options[name] for name in ("cap", "dropout", "float32"))
+        if operation.options["narrowed"]:
+            mask = self.get(operation.ins[-1])
+        elif operation.options["masked"]:
+            mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
+        sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
+        cap, dropout, float32 = (operation.options[name] for name in ("cap", "dropout", "float32"))
         output = self.run_attention_core(
             lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout, float32), q, k, v, bias
         )
-        self.set(step.outs[0], self.t.transpose(output, 1, 2))
+        self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
     def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
@@ -228,13 +235,17 @@ class AttentionKernels(Lowering):
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
-        t = self.t
-        expanded_sinks = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
-        return t.to(t.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
+        aten = self.t
+        expanded_sinks = aten.unsqueeze(aten.unsqueeze(aten.unsqueeze(sinks, 0), 2), 3)
+        return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
-    def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
+    def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
-        window, chunk, causal = step.options.get("window"), step.options.get("chunk"), step.options["causal"]
+        window, chunk, causal = (
+            operation.options.get("window"),
+            operation.options.get("chunk"),
+            operation.options["causal"],
+        )
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
             self.memo[key] = self._visible_keys(queries, keys, causal, window, chunk)
@@ -288,19 +299,23 @@ class AttentionKernels(Lowering):
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         float32: whether the softmax is in float32, or in the scores' number format.
         """
-        t = self.t
-        scores = t.scale(t.matmul(q, t.transpose(k, -1, -2)))
+        aten = self.t
+        scores = aten.scale(aten.matmul(q, aten.transpose(k, -1, -2)))
         if cap is not None:
-            scores = t.scale(t.function("tanh", t.scale(scores)))
+            scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         if bias is not None:
-            scores = t.add(scores, t.to(bias, scores.dtype))
+            scores = aten.add(scores, aten.to(bias, scores.dtype))
         if mask is not None:
-            scores = t.masked_fill(scores, t.like(mask, dtype=BOOL)) if mask.dtype is BOOL else t.add(scores, mask)
+            scores = (
+                aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
+            )
         in_float32 = float32 or (sinks is None and self.autocasts_to_float32)  # with sinks the call states its format
         number_format = FLOAT32 if in_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]
-            probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), number_format)), keys), v.dtype)
-            return t.matmul(self.apply_dropout(probs, dropout), v)
-        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, number_format)), v.dtype), dropout), v)
+            probs = aten.to(aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), keys), v.dtype)
+            return aten.matmul(self.apply_dropout(probs, dropout), v)
+        return aten.matmul(
+            self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v
+        )

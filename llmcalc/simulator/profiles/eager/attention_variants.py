@@ -16,31 +16,31 @@ from .attention import AttentionKernels
 
 
 class AttentionVariantKernels(AttentionKernels):
-    """Separate scores, softmax over two kinds of keys, indexers, and masks learned from values."""
+    """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_scores(self, step: Step) -> None:
+    def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
-        if len(step.ins) > 2:
-            scores = self._weighted_scores(q, k, self.get(step.ins[2]))
+        aten, keys, (q, k) = self.t, operation.ins[1], (self.get(input_value) for input_value in operation.ins[:2])
+        if len(operation.ins) > 2:
+            scores = self._weighted_scores(q, k, self.get(operation.ins[2]))
             del q, k
-            self.release(step, step.ins)
-            scores = t.to(scores, FLOAT32)
+            self.release(operation, operation.ins)
+            scores = aten.to(scores, FLOAT32)
         elif not keys.rows.batched:
             scores = self.scores_by_row(q, k)
         elif len(keys.axes) == 1:  # every head has the same keys
-            scores = t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2))
+            scores = aten.matmul(self.heads_first(q), aten.transpose(aten.unsqueeze(k, 1), -1, -2))
         elif k.shape[2] != q.shape[2]:
-            raise self.unsupported("no kernels for scores of fewer key heads", step.name)
+            raise self.unsupported("no kernels for scores of fewer key heads", operation.name)
         else:
-            scores = t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2))
-        self.bind(step.outs[0], scores)
+            scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
+        self.bind(operation.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores with rows that all sequences share, [batch, heads, tokens, rows].
+        """Computes scores of rows (such as positions) that all sequences share, [batch, heads, tokens, rows].
 
         x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
         """
@@ -51,141 +51,149 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """Runs IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
-        t = self.t
-        scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
-        return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
+        """Runs the core of IndexerReference. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        aten = self.t
+        scores = aten.function("relu", aten.scale(aten.matmul(q, aten.transpose(aten.unsqueeze(k, 1), -1, -2))))
+        return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
     @compared(BY_TORCH)
-    def do_select(self, step: Step) -> None:
-        t, scores = self.t, self.get(step.ins[0])
-        if step.options["pool"] is not None:
-            self.memo["selected"] = self._tokens_of_pools(step, scores)
+    def do_select(self, operation: Step) -> None:
+        aten, scores = self.t, self.get(operation.ins[0])
+        if operation.options["pool"] is not None:
+            self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
-        mask = self.mask(step, *scores.shape[1:])
-        top_keys = t.sort(t.masked_fill(scores, t.like(mask)))[1]
-        self.memo["selected"] = t.slice(top_keys, minimum(top_keys.shape[-1], step.options["top_k"]))
+        mask = self.mask(operation, *scores.shape[1:])
+        top_keys = aten.sort(aten.masked_fill(scores, aten.like(mask)))[1]
+        self.memo["selected"] = aten.slice(top_keys, minimum(top_keys.shape[-1], operation.options["top_k"]))
 
-    def _tokens_of_pools(self, step: Step, scores: Tensor) -> Tensor:
-        """Runs PooledIndexerReference.forward, from the scores of pools on: [batch, queries, pools]."""
-        t, pool, keys = self.t, step.options["pool"], self.get(step.ins[1]).shape[1]
+    def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
+        """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
+        aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
-        known = t.add_number(t.unsqueeze(self.span(queries), 1))
-        top_pools = t.sort(t.masked_fill(scores, t.compare(t.new((pools,), INT64), known)))[1]
-        chosen = t.slice(top_pools, minimum(pools, step.options["top_k"] // pool))
-        tokens = t.new((batch, queries, chosen.shape[-1] * pool), INT64)
+        known = aten.add_number(aten.unsqueeze(self.span(queries), 1))
+        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), known)))[1]
+        chosen = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
+        tokens = aten.new((batch, queries, chosen.shape[-1] * pool), INT64)
         rest = keys % pool if is_size_one(queries) else pool - 1
-        return t.cat([tokens, t.new((batch, queries, rest), INT64)])
+        return aten.cat([tokens, aten.new((batch, queries, rest), INT64)])
 
     @compared(BY_TORCH)
-    def do_selected(self, step: Step) -> None:
+    def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
-        mask, selected_indices = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        aten, (q, *keys) = self.t, (self.get(input_value) for input_value in operation.ins)
+        mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
-            index = t.unsqueeze(t.select(selected_indices, 1), -1)
-            selected_rows = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
-            self.bind(step.outs[0], t.slice(mask, index.shape[1]))
-            self._bind_selected(step, selected_rows)
+            index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
+            selected_rows = [aten.gather(k, aten.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
+            self.bind(operation.outs[0], aten.slice(mask, index.shape[1]))
+            self._bind_selected(operation, selected_rows)
             return
-        selected_mask = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.bind(step.outs[0], t.unsqueeze(t.like(mask, selected_mask), 1))
-        self._bind_selected(step, keys)
+        selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
+        self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
+        self._bind_selected(operation, keys)
 
     def reads_selected(self, queries: Any) -> bool:
         """Whether the reference reads only selected keys, as in decoding one token."""
         return self.has_earlier_tokens and is_size_one(queries)
 
-    def _bind_selected(self, step: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the selected keys and values, and drops the unselected keys and values."""
-        for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
+    def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
+        """Keeps the selected keys and values, and frees the others."""
+        for value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
-            self.bind(out, tensor)
+            self.bind(output, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_select_blocks(self, step: Step) -> None:
-        """Runs BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
-        t, block, scores = self.t, step.options["block"], self.get(step.ins[0])
-        self.forget(step.ins[0].storage)
-        scores = t.to(scores, FLOAT32)
+    def do_select_blocks(self, operation: Step) -> None:
+        """Runs the end of BlockIndexerReference.forward, from the scores, [batch, index heads, queries, keys]."""
+        aten, block, scores = self.t, operation.options["block"], self.get(operation.ins[0])
+        self.forget(operation.ins[0].storage)
+        scores = aten.to(scores, FLOAT32)
         queries, key_count = scores.shape[-2:]
         query_positions, key_positions = self.span(queries), self.span(key_count)
-        scores = t.masked_fill(scores, t.compare(t.unsqueeze(key_positions, 0), t.unsqueeze(query_positions, 1)))
-        blocks = ceil_div(key_count, block)
-        scores = t.new((*scores.shape[:-1], blocks * block), FLOAT32)
-        block_scores = t.new((*scores.shape[:-1], blocks), FLOAT32)
-        away = t.like(t.unsqueeze(t.like(query_positions), 1), t.unsqueeze(t.new((blocks,), INT64), 0))
-        block_scores = t.masked_fill(
-            t.masked_fill(block_scores, t.compare(t.compare(away), t.compare(away))), t.compare(away)
+        scores = aten.masked_fill(
+            scores, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
         )
-        rank = t.sort(t.sort(block_scores)[1])[1]
-        selected_mask = t.slice(t.repeat_interleave(t.compare(rank), block, 3), key_count)
+        blocks = ceil_div(key_count, block)
+        scores = aten.new((*scores.shape[:-1], blocks * block), FLOAT32)
+        block_scores = aten.new((*scores.shape[:-1], blocks), FLOAT32)
+        away = aten.like(aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0))
+        block_scores = aten.masked_fill(
+            aten.masked_fill(block_scores, aten.compare(aten.compare(away), aten.compare(away))), aten.compare(away)
+        )
+        rank = aten.sort(aten.sort(block_scores)[1])[1]
+        selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block, 3), key_count)
         self.bind(
-            step.outs[0],
-            t.compare(selected_mask, t.compare(t.unsqueeze(key_positions, 0), t.unsqueeze(query_positions, 1))),
+            operation.outs[0],
+            aten.compare(
+                selected_mask, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
+            ),
         )
 
     @compared(BY_TORCH)
-    def do_only_selected(self, step: Step) -> None:
+    def do_only_selected(self, operation: Step) -> None:
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
-        t, visible_mask, (block, blocks) = (
+        aten, visible_mask, (block, blocks) = (
             self.t,
-            self.get(step.ins[0]),
-            (step.options["block"], step.options["blocks"]),
+            self.get(operation.ins[0]),
+            (operation.options["block"], operation.options["blocks"]),
         )
-        keys = [self.heads_first(self.get(value)) for value in step.ins[1:]]
+        keys = [self.heads_first(self.get(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (blocks - 1) * block + (key_count - 1) % block + 1)
-            selected_index = t.unsqueeze(t.slice(t.sort(t.to(t.select(visible_mask, 2), UINT8))[1], rows_read), -1)
-            keys = [t.gather(k, t.expand(selected_index, (*selected_index.shape[:-1], k.shape[-1]))) for k in keys]
-            visible_mask = t.like(t.slice(visible_mask, rows_read))
-        self.values.pop(id(step.ins[0]), None)
-        self.bind(step.outs[0], visible_mask)
-        self._bind_selected(step, [self.heads_first(k) for k in keys])
+            selected_index = aten.unsqueeze(
+                aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
+            )
+            keys = [
+                aten.gather(k, aten.expand(selected_index, (*selected_index.shape[:-1], k.shape[-1]))) for k in keys
+            ]
+            visible_mask = aten.like(aten.slice(visible_mask, rows_read))
+        self.values.pop(id(operation.ins[0]), None)
+        self.bind(operation.outs[0], visible_mask)
+        self._bind_selected(operation, [self.heads_first(k) for k in keys])
 
     @compared(BY_TORCH)
-    def attention_BlockCore(self, step: Step) -> None:
-        self.attention_AttentionCore(step)
+    def attention_BlockCore(self, operation: Step) -> None:
+        self.attention_AttentionCore(operation)
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
     @compared(BY_TORCH)
-    def attention_PooledCore(self, step: Step) -> None:
-        self.attention_AttentionCore(step)
+    def attention_PooledCore(self, operation: Step) -> None:
+        self.attention_AttentionCore(operation)
 
     @compared(BY_TORCH)
-    def do_joint_softmax(self, step: Step) -> None:
+    def do_joint_softmax(self, operation: Step) -> None:
         """Runs MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        t, options, local_tensors = self.t, step.options, self.frames[-1].local_tensors
+        aten, options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
         score_values, (q, v, *selection) = (
-            step.ins[: options["parts"]],
-            (self.get(value) for value in step.ins[options["parts"] :]),
+            operation.ins[: options["parts"]],
+            (self.get(input_value) for input_value in operation.ins[options["parts"] :]),
         )
         scores = self._join_scores(score_values)
-        scores = t.scale(scores)
+        scores = aten.scale(scores)
         if options["cap"] is not None:
-            scores = t.scale(t.function("tanh", t.scale(scores)))
+            scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
-            self.mask(step, q.shape[1], v.shape[1]), scores, selection
+            self.mask(operation, q.shape[1], v.shape[1]), scores, selection
         )
         if options["sinks"]:
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
-        scores = local_tensors["scores"] = t.masked_fill(scores, t.like(visible_mask))
+        scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if options["sinks"]:
-            all_probs = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
-            probs = t.to(t.slice(all_probs, scores.shape[-1]), v.dtype)
-            self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
+            all_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
+            probs = aten.to(aten.slice(all_probs, scores.shape[-1]), v.dtype)
+            self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
-        probs = t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype)
-        self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
+        probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
+        self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
@@ -195,35 +203,35 @@ class AttentionVariantKernels(AttentionKernels):
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: first of the sequence's own keys, then of the other keys."""
-        t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
+        """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
+        aten, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
-            return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
-        return mask if is_zero(other_keys) else t.cat([mask, t.new((mask.shape[0], other_keys), BOOL)])
+            return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
+        return mask if is_zero(other_keys) else aten.cat([mask, aten.new((mask.shape[0], other_keys), BOOL)])
 
     @compared(BY_TORCH)
-    def do_weighted(self, step: Step) -> None:
-        t, weights, v = self.t, self.get(step.ins[0]), self.get(step.ins[1])
-        v = t.unsqueeze(v, 1) if len(step.ins[1].axes) < 2 else self.heads_first(v)
-        weights = weights if weights.shape[-1] == v.shape[2] else t.slice(weights, v.shape[2])
-        self.set(step.outs[0], self.heads_first(t.matmul(weights, v)))
+    def do_weighted(self, operation: Step) -> None:
+        aten, weights, v = self.t, self.get(operation.ins[0]), self.get(operation.ins[1])
+        v = aten.unsqueeze(v, 1) if len(operation.ins[1].axes) < 2 else self.heads_first(v)
+        weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
+        self.set(operation.outs[0], self.heads_first(aten.matmul(weights, v)))
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_strongest(self, step: Step) -> None:
-        """Runs the part of DynamicMaskReference._mask after the strengths."""
-        t = self.t
-        strength, q, k = (self.get(value) for value in step.ins)
-        by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)
-        visible_mask = self.mask(step, q.shape[1], k.shape[1])
-        mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), t.like(visible_mask))
-        if mask.shape[-1] > step.options["keep"]:
-            ranked_keys = t.like(mask)
-            top_keys = t.slice(t.sort(ranked_keys)[1], step.options["keep"])
-            mask = t.scatter(t.like(mask), top_keys, t.gather(mask, top_keys))
-        self.bind(step.outs[0], mask)
+    def do_strongest(self, operation: Step) -> None:
+        """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
+        aten = self.t
+        strength, q, k = (self.get(input_value) for input_value in operation.ins)
+        by_key = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
+        visible_mask = self.mask(operation, q.shape[1], k.shape[1])
+        mask = aten.masked_fill(aten.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), aten.like(visible_mask))
+        if mask.shape[-1] > operation.options["keep"]:
+            ranked_keys = aten.like(mask)
+            top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["keep"])
+            mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
+        self.bind(operation.outs[0], mask)
 
     @compared(BY_TORCH)
-    def attention_MaskedCore(self, step: Step) -> None:
-        self.attention_AttentionCore(step)
+    def attention_MaskedCore(self, operation: Step) -> None:
+        self.attention_AttentionCore(operation)

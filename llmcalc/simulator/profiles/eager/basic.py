@@ -26,58 +26,58 @@ class BasicKernels(Lowering):
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_linear(self, step: Step) -> None:
-        x, out = self.flat(step.ins[0], step), step.outs[0]
+    def do_linear(self, operation: Step) -> None:
+        x, output = self.flat(operation.ins[0], operation), operation.outs[0]
         bias = None
-        if step.options["bias"]:
-            lending_layer = step.options.get("lent")
+        if operation.options["bias"]:
+            lending_layer = operation.options.get("lent")
             path = self.module_path(levels_up=1 if lending_layer else 0)
-            bias = self.weight(f"{lending_layer or step.name}.bias", (out.width,), path)
-        rows = self.run_config.new(out.rows)
+            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
+        rows = self.run_config.new(output.rows)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
-        self.modules[id(out)] = self.module_path(), step.name
-        self.set(out, self.linear_output(step, x, self.matrix(step), bias))
+        self.modules[id(output)] = self.module_path(), operation.name
+        self.set(output, self.linear_output(operation, x, self.matrix(operation), bias))
 
     @compared(BY_TORCH)
-    def do_again(self, step: Step) -> None:
-        """Runs another step's linear layer a second time."""
-        x, out = self.flat(step.ins[0]), step.outs[0]
-        module, name = self.modules[id(step.options["like"])]
-        bias = self.weight(f"{name}.bias", (out.width,), module) if step.options["bias"] else None
-        weight = self.weight(f"{name}.weight", (out.width, x.shape[-1]), module)
-        self.set(out, self.repeat_linear(name, module, x, weight, bias))
+    def do_again(self, operation: Step) -> None:
+        """Runs the linear layer of another operation a second time."""
+        x, output = self.flat(operation.ins[0]), operation.outs[0]
+        module, name = self.modules[id(operation.options["like"])]
+        bias = self.weight(f"{name}.bias", (output.width,), module) if operation.options["bias"] else None
+        weight = self.weight(f"{name}.weight", (output.width, x.shape[-1]), module)
+        self.set(output, self.repeat_linear(name, module, x, weight, bias))
 
-    def repeat_linear(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer of that name in that module."""
+    def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Computes x·Wᵀ + b with the linear layer of this name in this module."""
         return self.t.linear(x, weight, bias)
 
-    def has_adapter(self, step: Step) -> bool:
+    def has_adapter(self, operation: Step) -> bool:
         """Whether a linear layer has a low-rank adapter; this profile has no adapters."""
         return False
 
-    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer."""
-        return self.product(x, weight, bias, step.outs[0].width)
+        return self.product(x, weight, bias, operation.outs[0].width)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
         """Computes x·Wᵀ + b. width: the number of output features."""
         return self.t.linear(x, weight, bias)
 
     @compared(BY_TORCH)
-    def do_table(self, step: Step) -> None:
-        out = step.outs[0]
-        if step.options["by"] == "all":
-            self.set(out, self.table(step))
+    def do_table(self, operation: Step) -> None:
+        output = operation.outs[0]
+        if operation.options["by"] == "all":
+            self.set(output, self.table(operation))
             return
-        index_kind = step.options["by"]
-        embeddings = self.look_up_rows(step, self.table(step), self._look_up_indices(out.rows, index_kind))
+        index_kind = operation.options["by"]
+        embeddings = self.look_up_rows(operation, self.table(operation), self._look_up_indices(output.rows, index_kind))
         if index_kind in BY_TOKEN:
-            self.set(out, embeddings)
+            self.set(output, embeddings)
         else:
-            self.bind(out, embeddings)  # [rows, …]: all sequences share it
+            self.bind(output, embeddings)  # [rows, …]: all sequences share it
 
-    def look_up_rows(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+    def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
@@ -97,25 +97,27 @@ class BasicKernels(Lowering):
         return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
 
     @compared(BY_TORCH)
-    def do_unread_table(self, step: Step) -> None:
-        self.table(step)
+    def do_unread_table(self, operation: Step) -> None:
+        self.table(operation)
 
     @compared(BY_TORCH)
-    def do_vector(self, step: Step) -> None:
-        assert isinstance(step.op, VectorWeight)
-        key, is_trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
-        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, is_trained))
+    def do_vector(self, operation: Step) -> None:
+        assert isinstance(operation.op, VectorWeight)
+        key, is_trained = (*self.module_path(), operation.name), self.adapters is None and not operation.op.frozen
+        self.set(operation.outs[0], self.parameter(key, operation.op.tensors()[0].shape, self.dtype, is_trained))
 
     @compared(BY_TORCH)
-    def do_buffer(self, step: Step) -> None:
-        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.options["indices"]))
+    def do_buffer(self, operation: Step) -> None:
+        self.set(
+            operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
+        )
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_norm(self, step: Step) -> None:
-        spec: Norm = step.options["spec"]
-        value, normed_shape, heads = step.ins[0], step.options["over"], getattr(step.op, "heads", None)
+    def do_norm(self, operation: Step) -> None:
+        spec: Norm = operation.options["spec"]
+        value, normed_shape, heads = operation.ins[0], operation.options["over"], getattr(operation.op, "heads", None)
         x = self.get(value)
         is_heads_first = heads is not None or self.norms_heads_first(value, normed_shape)
         if is_heads_first:
@@ -123,110 +125,119 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups, shape_source = step.options.get("groups"), step.options.get("like")
-        module, name = (self.module_path(), step.name) if shape_source is None else self.modules[id(shape_source)]
-        self.modules[id(step.outs[0])] = module, name
+        groups, shape_source = operation.options.get("groups"), operation.options.get("like")
+        module, name = (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
+        self.modules[id(operation.outs[0])] = module, name
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
-        self.set(step.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
+        self.set(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
         """Whether a norm runs on [batch, heads, rows, size] in an order of axes that matters; here never."""
         return False
 
-    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Runs NormReference.forward. module: the module with the norm's parameters; default the running module."""
+    def norm(
+        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+    ) -> Tensor:
+        """Runs NormReference.forward.
+
+        module_path: the module with the norm's parameters; default the running module.
+        """
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
-        y = self.t.mul(y, self.norm_factor(spec, name, shape, module, spec.float32_product)) if spec.weight else y
-        y = self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+        y = self.t.mul(y, self.norm_factor(spec, name, shape, module_path, spec.float32_product)) if spec.weight else y
+        y = self.t.add(y, self.weight(f"{name}.bias", shape, module_path)) if spec.has_bias else y
         return self.t.to(y, x.dtype) if spec.float32_product else y
 
-    def norm_factor(self, spec: Norm, name: str, shape: Any, module: Path | None, in_float32: bool = False) -> Tensor:
-        """Returns the factor of normalized values: the weight, or 1 + weight."""
-        weight = self.weight(f"{name}.weight", shape, module)
+    def norm_factor(
+        self, spec: Norm, name: str, shape: Any, module_path: Path | None, in_float32: bool = False
+    ) -> Tensor:
+        """Returns the factor by which normalized values are multiplied: the weight, or 1 + weight."""
+        weight = self.weight(f"{name}.weight", shape, module_path)
         if not spec.unit_offset:
             return weight
         return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
 
     def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
-        t, width = self.t, x.shape[-1]
-        y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
+        aten, width = self.t, x.shape[-1]
+        y = aten.unflatten(aten.to(x, FLOAT32), -1, (groups, width // groups))
         if spec.type == "layernorm":
-            y = t.sub(y, t.mean(y))
+            y = aten.sub(y, aten.mean(y))
         dtype = y.dtype if spec.float32_product else x.dtype
-        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), dtype)
+        return aten.to(aten.flatten(aten.mul(y, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype)
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_act(self, step: Step) -> None:
-        self.set(step.outs[0], self.apply_activation(self.get(step.ins[0]), step.options["kind"]))
+    def do_act(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.apply_activation(self.get(operation.ins[0]), operation.options["kind"]))
 
-    def apply_activation(self, x: Tensor, kind: str) -> Tensor:
+    def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by its name to x."""
-        if kind == "relu2":
+        if activation_name == "relu2":
             return self.t.square(self.t.function("relu", x))
-        if kind == "square":
+        if activation_name == "square":
             return self.t.square(x)
-        if kind == "gelu_new":
+        if activation_name == "gelu_new":
             return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
-        if kind == "situ":
+        if activation_name == "situ":
             bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(bounded, self.t.function("sigmoid", x))
-        if kind == "identity":
+        if activation_name == "identity":
             return x
-        if kind == "exp":
+        if activation_name == "exp":
             return self.t.exp(x)
-        if kind == "softmax":
+        if activation_name == "softmax":
             return self.t.softmax(x)
-        if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
-            raise self.unsupported(f"no kernels for '{kind}'")
-        return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+        if activation_name not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
+            raise self.unsupported(f"no kernels for '{activation_name}'")
+        return self.t.function("gelu" if activation_name == "gelu_tanh" else activation_name, x)
 
     def _gelu_by_steps(self, x: Tensor) -> Tensor:
         """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
-        t = self.t
-        half = t.scale(x)
-        return t.mul(half, t.add_number(t.function("tanh", t.scale(t.add(x, t.scale(self._cube(x)))))))
+        aten = self.t
+        half = aten.scale(x)
+        return aten.mul(
+            half, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
+        )
 
     def _cube(self, x: Tensor) -> Tensor:
         """Computes x³; autocast may run powers in float32."""
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     @compared(BY_TORCH)
-    def do_flat(self, step: Step) -> None:
-        self.bind(step.outs[0], self.flat(step.ins[0]))
+    def do_flat(self, operation: Step) -> None:
+        self.bind(operation.outs[0], self.flat(operation.ins[0]))
 
     @compared(BY_TORCH)
-    def do_scale(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
+    def do_scale(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.scale(self.get(operation.ins[0])))
 
     @compared(BY_TORCH)
-    def do_split(self, step: Step) -> None:
-        x = self.get(step.ins[0])
-        shapes = [self.shape(out) for out in step.outs]
+    def do_split(self, operation: Step) -> None:
+        x = self.get(operation.ins[0])
+        shapes = [self.shape(output) for output in operation.outs]
         if all(len(shape) == len(x.shape) for shape in shapes):
             axes = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
             part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            part_tensors = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
-        for out, view in zip(step.outs, part_tensors, strict=True):
-            self.set(out, view)
+            part_tensors = self.t.split(self.flat(operation.ins[0]), [output.width for output in operation.outs])
+        for output, view in zip(operation.outs, part_tensors, strict=True):
+            self.set(output, view)
 
     @compared(BY_TORCH)
-    def do_cat(self, step: Step) -> None:
-        xs = [self.get(value) for value in step.ins]
-        shape = self.shape(step.outs[0])
+    def do_cat(self, operation: Step) -> None:
+        xs = [self.get(input_value) for input_value in operation.ins]
+        shape = self.shape(operation.outs[0])
         axis = self._joined_along(xs, shape)
         if axis is None:
-            xs = [self.flat(value) for value in step.ins]
+            xs = [self.flat(input_value) for input_value in operation.ins]
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             xs = [self._expand_heads(x, shape) for x in xs]
         concatenation = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
-        self.set(step.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation)
+        self.set(operation.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation)
 
     def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
@@ -242,7 +253,7 @@ class BasicKernels(Lowering):
         return self.t.expand(with_heads, (with_heads.shape[0], shape[2], *with_heads.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis along which the sizes sum to the result's size; None if there is none."""
+        """Returns the axis along which the inputs' sizes sum to the result's size; None if there is none."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
             if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
@@ -250,31 +261,30 @@ class BasicKernels(Lowering):
         return None
 
     @compared(BY_TORCH)
-    def do_core(self, step: Step) -> None:
-        """Runs a product or a scan: the profile's method `core_<Op>`."""
-        name = type(step.op).__name__
-        run = getattr(self, f"core_{name}", None)
-        if run is None:
-            raise self.not_modelled(step, name)
-        run(step)
+    def do_core(self, operation: Step) -> None:
+        """Runs a matrix product or a scan by the profile's method that is named after the operation."""
+        name = type(operation.op).__name__
+        kernel = getattr(self, f"core_{name}", None)
+        if kernel is None:
+            raise self.not_modelled(operation, name)
+        kernel(operation)
 
     @compared(BY_TORCH)
-    def do_state(self, step: Step) -> None:
-        """Caches a recurrent state for the next pass, unless the step that reads the state caches it."""
-        if step.ins:
-            self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
+    def do_state(self, operation: Step) -> None:
+        """Caches a recurrent state for the next pass, unless the operation that reads the state caches it."""
+        if operation.ins:
+            self.keep(operation.name, *(self.t.select(self.get(input_value), 1) for input_value in operation.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cap_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the head caps them. The kernels of fused
-        losses cap by themselves."""
+        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the output head caps them."""
         if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
             return logits
         return self.t.scale(self.t.function("tanh", self.t.scale(logits)))
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
+        """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
@@ -292,6 +302,6 @@ class BasicKernels(Lowering):
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary]; under autocast in float32 (autocast_mode.h)."""
-        t = self.t
-        float_logits = logits if self.graph.autocast is None else t.to(logits, FLOAT32)
-        return t.nll_loss(t.log_softmax(float_logits), labels)
+        aten = self.t
+        float_logits = logits if self.graph.autocast is None else aten.to(logits, FLOAT32)
+        return aten.nll_loss(aten.log_softmax(float_logits), labels)

@@ -16,21 +16,21 @@ class ConvolutionKernels(Lowering):
     """Convolutions, which torch computes with channels before rows."""
 
     @compared(BY_TORCH)
-    def do_conv(self, step: Step) -> None:
-        out = step.outs[0]
-        op = step.op
+    def do_conv(self, operation: Step) -> None:
+        output = operation.outs[0]
+        op = operation.op
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
-            raise self.unsupported("no kernels for a causal convolution", step.name)
-        filters_of_heads = not is_size_one(step.options["shared"])  # then [batch, rows, heads, size]
-        x = self.t.transpose(self.get(step.ins[0]) if filters_of_heads else self.flat(step.ins[0]), 1, 2)
-        result = self.convolve(x, step, self.run_config.new(out.rows))
-        self.set(out, self.t.transpose(result, 1, 2))
+            raise self.unsupported("no kernels for a causal convolution", operation.name)
+        filters_of_heads = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
+        x = self.t.transpose(self.get(operation.ins[0]) if filters_of_heads else self.flat(operation.ins[0]), 1, 2)
+        result = self.convolve(x, operation, self.run_config.new(output.rows))
+        self.set(output, self.t.transpose(result, 1, 2))
 
-    def convolve(self, x: Tensor, step: Step, length: Number) -> Tensor:
+    def convolve(self, x: Tensor, operation: Step, length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""
-        options, width = step.options, step.outs[0].width
+        options, width = operation.options, operation.outs[0].width
         weight = self.weight(
-            f"{step.name}.weight", (width // options["shared"], x.shape[1] // options["groups"], options["kernel"])
+            f"{operation.name}.weight", (width // options["shared"], x.shape[1] // options["groups"], options["kernel"])
         )
-        bias = self.weight(f"{step.name}.bias", (width,)) if options["bias"] else None
+        bias = self.weight(f"{operation.name}.bias", (width,)) if options["bias"] else None
         return self.t.convolution(x, weight, bias, length)

@@ -17,27 +17,27 @@ class ElementwiseKernels(BasicKernels):
     """Steps whose operands are matched by the names of their axes."""
 
     @compared(BY_TORCH)
-    def do_add(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.add(*self._align_axes(step)))
+    def do_add(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.add(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
-    def do_mul(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.mul(*self._align_axes(step)))
+    def do_mul(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.mul(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
-    def do_sub(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.sub(*self._align_axes(step)))
+    def do_sub(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.sub(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
-    def do_div(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.div(*self._align_axes(step)))
+    def do_div(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.div(*self._align_axes(operation)))
 
-    def _align_axes(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along axes of the result that they lack."""
-        a, b = (self.get(value) for value in step.ins)
-        most_axes, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
-        return self._align_axes_of(step.ins[0], a, axes, most_axes), self._align_axes_of(
-            step.ins[1], b, axes, most_axes
+        a, b = (self.get(input_value) for input_value in operation.ins)
+        most_axes, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
+        return self._align_axes_of(operation.ins[0], a, axes, most_axes), self._align_axes_of(
+            operation.ins[1], b, axes, most_axes
         )
 
     def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
@@ -60,66 +60,68 @@ class ElementwiseKernels(BasicKernels):
         return x
 
     @compared(BY_TORCH)
-    def do_plus(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.add_number(self.get(step.ins[0])))
+    def do_plus(self, operation: Step) -> None:
+        self.set(operation.outs[0], self.t.add_number(self.get(operation.ins[0])))
 
     @compared(BY_TORCH)
-    def do_sum(self, step: Step) -> None:
+    def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        value, out = step.ins[0], step.outs[0]
-        (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
-        reduce = self.t.mean if step.options["mean"] else self.t.sum
+        value, output = operation.ins[0], operation.outs[0]
+        (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in output.axes]
+        reduce = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.get(value)
-        self.set(out, reduce(x, len(x.shape) - len(value.axes) + summed_axis, keep=False))
+        self.set(output, reduce(x, len(x.shape) - len(value.axes) + summed_axis, keep=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_added_sinusoids(self, step: Step) -> None:
+    def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
-        out = step.outs[0]
-        self.set(out, self._compute_sinusoids(self.run_config.new(out.rows), out.width))
+        output = operation.outs[0]
+        self.set(output, self._compute_sinusoids(self.run_config.new(output.rows), output.width))
 
     @compared(BY_TORCH)
-    def do_in_format_of(self, step: Step) -> None:
-        x, value = map(self.get, step.ins)
-        self.bind(step.outs[0], self.t.to(value, x.dtype))
+    def do_in_format_of(self, operation: Step) -> None:
+        x, value = map(self.get, operation.ins)
+        self.bind(operation.outs[0], self.t.to(value, x.dtype))
 
     def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
-        t, positions = self.t, self.t.new((rows,), INT64)
+        aten, positions = self.t, self.t.new((rows,), INT64)
         half_width = ceil_div(width, 2)
-        exponents = t.like(t.new((half_width,), FLOAT32))
-        angles = t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
+        exponents = aten.like(aten.new((half_width,), FLOAT32))
+        angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
         del exponents
-        return t.slice(t.cat([t.function("sin", angles), t.function("cos", angles)]), width)
+        return aten.slice(aten.cat([aten.function("sin", angles), aten.function("cos", angles)]), width)
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_act(self, step: Step) -> None:
-        if step.options["kind"] == "xielu":
-            self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))
-        elif step.options["kind"] == "log_position":
-            x, *factors = map(self.get, step.ins)
-            self.set(step.outs[0], self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *factors), 1, 2))
+    def do_act(self, operation: Step) -> None:
+        if operation.options["kind"] == "xielu":
+            self.set(operation.outs[0], self.xielu(*map(self.get, operation.ins)))
+        elif operation.options["kind"] == "log_position":
+            x, *factors = map(self.get, operation.ins)
+            self.set(
+                operation.outs[0], self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *factors), 1, 2)
+            )
         else:
-            super().do_act(step)
+            super().do_act(operation)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
         """Runs XIELU.forward."""
-        t = self.t
-        beta, eps = t.unbind(constants)
-        positive_alpha, negative_alpha = t.unbind(t.function("softplus", alpha))
-        positive = t.compare(x)
-        squared_term = t.mul(t.mul(positive_alpha, x), x)
-        negative = t.mul(t.add(beta, negative_alpha), t.sub(t.expm1(t.minimum(x, eps)), x))
-        output = t.where(positive, squared_term, negative)
+        aten = self.t
+        beta, eps = aten.unbind(constants)
+        positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))
+        positive = aten.compare(x)
+        squared_term = aten.mul(aten.mul(positive_alpha, x), x)
+        negative = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
+        output = aten.where(positive, squared_term, negative)
         del positive, squared_term, negative
-        return t.add(output, t.mul(beta, x))
+        return aten.add(output, aten.mul(beta, x))
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         """Runs PositionScale.forward. x: [batch, heads, tokens, size]."""
-        t = self.t
-        logarithms = t.to(t.function("log", t.to(t.add_number(self.span(x.shape[-2])), FLOAT32)), x.dtype)
-        factor = t.add(t.mul(t.unsqueeze(scale, 1), logarithms), t.unsqueeze(bias, 1))
-        return t.mul(x, t.unsqueeze(factor, -1))
+        aten = self.t
+        logarithms = aten.to(aten.function("log", aten.to(aten.add_number(self.span(x.shape[-2])), FLOAT32)), x.dtype)
+        factor = aten.add(aten.mul(aten.unsqueeze(scale, 1), logarithms), aten.unsqueeze(bias, 1))
+        return aten.mul(x, aten.unsqueeze(factor, -1))

@@ -55,53 +55,57 @@ CHUNKS = 8
 
 
 class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
-    """The fused kernels that `Choices` selects instead of the reference's steps."""
+    """The fused kernels that the settings select instead of the reference's operations."""
 
     # --- attention --------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_mask(self, step: Step) -> None:
+    def do_mask(self, operation: Step) -> None:
         if self.choices.attention == "eager":
-            super().do_mask(step)
+            super().do_mask(operation)
 
     @compared(BY_TORCH)
-    def do_repeat(self, step: Step) -> None:
+    def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
-        is_read_by_attention = any(self._in_this_module(verb, step.outs[0]) for verb in ("attention", "only_selected"))
-        if self.choices.attention in ("flash", "sdpa") and not step.options["tiled"] and is_read_by_attention:
-            self.bind(step.outs[0], self.get(step.ins[0]))
+        is_read_by_attention = any(
+            self._in_this_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
+        )
+        if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
+            self.bind(operation.outs[0], self.get(operation.ins[0]))
         else:
-            super().do_repeat(step)
+            super().do_repeat(operation)
 
     @compared(BY_TORCH)
-    def attention_AttentionCore(self, step: Step) -> None:
+    def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
-            super().attention_AttentionCore(step)
+            super().attention_AttentionCore(operation)
             return
         flash = self.choices.attention == "flash"
-        changes_scores = step.options.get("selected") is not None or len(step.ins) > 3
-        sinks = self.weight("sinks", (step.outs[0].axes[0].size,)) if step.options.get("sinks") else None
+        changes_scores = operation.options.get("selected") is not None or len(operation.ins) > 3
+        sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
         if not (flash and not self.trained) and (changes_scores or (sinks is not None and not flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
-                step.name,
+                operation.name,
             )
-        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
-        crossing = step.ins[1].rows != step.ins[0].rows
+        q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
+        crossing = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(step, q, k, v, crossing)
+            output = self.scaled_dot_product(operation, q, k, v, crossing)
         elif self.choices.attention == "flash":
             output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
-            has_window = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if has_window or step.options["cap"] is not None:
-                raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
+            has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
+            if has_window or operation.options["cap"] is not None:
+                raise self.unsupported(
+                    "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
+                )
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            is_masked = step.options["causal"] and not crossing
-            dropout = step.options["dropout"]
+            is_masked = operation.options["causal"] and not crossing
+            dropout = operation.options["dropout"]
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
-        self.set(step.outs[0], self.t.transpose(output, 1, 2))
+        self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -114,55 +118,60 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
         `mha_bwd`).
         """
-        graph, allocates_workspace = self.graph, self.choices.on_gpu
+        autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         name = "flash_attention"
-        out = graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        logsumexp = graph.operation_result(name, (batch, heads, queries), FLOAT32)
-        seed, unused_offset = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
+        output = autograd_graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        logsumexp = autograd_graph.operation_result(name, (batch, heads, queries), FLOAT32)
+        seed, unused_offset = (
+            autograd_graph.operation_result(name, (2,), INT64),
+            autograd_graph.operation_result(name, (), INT64),
+        )
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
-        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
-            outputs += [graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
+        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
+            outputs += [autograd_graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
                 fp32_query_gradient, logsumexp = (
-                    graph.new(shapes[0][0], FLOAT32),
-                    graph.new((batch, heads, queries), FLOAT32),
+                    autograd_graph.new(shapes[0][0], FLOAT32),
+                    autograd_graph.new((batch, heads, queries), FLOAT32),
                 )
                 repeated_gradients = [
-                    graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeats_keys
+                    autograd_graph.new((batch, heads, *shape[2:]), output_gradient.dtype)
+                    for shape, _ in shapes[1:]
+                    if repeats_keys
                 ]
                 del fp32_query_gradient, logsumexp, repeated_gradients
             return outputs
 
         inputs = (q, k, v, *sink_inputs)
-        return record(graph, name, inputs, out, backward, *inputs, out, logsumexp, seed, unused_offset)
+        return record(autograd_graph, name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset)
 
     @compared(SDPA, attention="sdpa")
-    def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
         """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
         keys, and then with keys and values of every head."""
-        if step.options["cap"] is not None:
-            raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
-        choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
-        causal = step.options["causal"] and not crossing and not is_size_one(queries)
-        limits = [step.options.get(name) for name in ("window", "chunk")]
+        if operation.options["cap"] is not None:
+            raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
+        kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
+        causal = operation.options["causal"] and not crossing and not is_size_one(queries)
+        limits = [operation.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
             queries
         )
         is_masked = is_limited or (causal and queries != keys)
-        dropout = step.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
+        dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
         call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, recorded(self.graph, (q, k, v)), dropout)
-        backend = sdpa_backend(choices.capability, call)
+        backend = sdpa_backend(kernel_choices.capability, call)
         by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
-        mask = self.mask(step, queries, keys) if is_masked else None
+        mask = self.mask(operation, queries, keys) if is_masked else None
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
         if backend == "math":
@@ -182,97 +191,111 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         cuDNN's workspace for it was measured on an H200 (tests/data/gpu), that of the efficient kernel is taken to be
         that of flash attention.
         """
-        graph, allocates_workspace = self.graph, self.choices.on_gpu
+        autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, efficient)]
-        out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
+        output = (
+            self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
+        )
         padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
-        needs = recorded(graph, (q, k, v))
+        needs = recorded(autograd_graph, (q, k, v))
         rows = (batch, heads, (padded_queries if needs else 0)) if efficient else (batch, heads, queries, 1)
-        sums = graph.operation_result(name, rows, FLOAT32)
-        seeds = [] if allocates_workspace and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
+        sums = autograd_graph.operation_result(name, rows, FLOAT32)
+        seeds = (
+            []
+            if allocates_workspace and efficient
+            else [autograd_graph.operation_result(name, (), INT64) for _ in range(2)]
+        )
         if allocates_workspace and not efficient:
-            graph.new((CUDNN_WORKSPACE,), UINT8)
+            autograd_graph.new((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             if efficient:
-                outputs = [self._by_token("", shape, g.dtype) for shape, _ in shapes]
+                outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
-                outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+                outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             if allocates_workspace and efficient:
-                delta, float_gradient = graph.new((batch, heads, queries), FLOAT32), graph.new(shapes[0][0], FLOAT32)
+                delta, float_gradient = (
+                    autograd_graph.new((batch, heads, queries), FLOAT32),
+                    autograd_graph.new(shapes[0][0], FLOAT32),
+                )
                 del delta, float_gradient
             elif allocates_workspace:
-                graph.new((workspace,), UINT8)
+                autograd_graph.new((workspace,), UINT8)
             return outputs
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, *bias, out, sums, *seeds)
+        return record(autograd_graph, name, (q, k, v), output, back, q, k, v, *bias, output, sums, *seeds)
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
-        graph, name = self.graph, "flash_attention_for_cpu"
+        autograd_graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
-        sums = graph.operation_result(name, (batch, queries, heads), FLOAT32)
+        output = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        sums = autograd_graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            return [self._by_token("", shape, g.dtype) for shape in shapes]
+        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, *bias)
+        return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
 
-    def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
-        """Allocates a tensor [batch, heads, tokens, size] in the order [batch, tokens, heads]. name: its operation."""
+    def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
+        """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
+
+        operation_name: its operation.
+        """
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return (
-            self.graph.operation_result(name, shape, dtype, strides) if name else self.graph.new(shape, dtype, strides)
+            self.graph.operation_result(operation_name, shape, dtype, strides)
+            if operation_name
+            else self.graph.new(shape, dtype, strides)
         )
 
-    def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
+    def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
-        return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
         """Runs `convert_boolean_attn_mask`: 0 and −∞ in the queries' number format; aligned, also a copy with rows of a
         multiple of 16. transformers expands the mask, [queries, keys], to the sequences of the batch."""
-        t, (queries, keys) = self.t, mask.shape
-        minus_infinity = t.new((), q.dtype)
-        bias = t.new((q.shape[0], 1, queries, keys), q.dtype)
+        aten, (queries, keys) = self.t, mask.shape
+        minus_infinity = aten.new((), q.dtype)
+        bias = aten.new((q.shape[0], 1, queries, keys), q.dtype)
         del minus_infinity
         is_copied = is_aligned and keys % 16
-        return t.new((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
+        return aten.new((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0) -> Tensor:
-        """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+        """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
 
         dropout: the probability of dropout, which runs on the probabilities.
         """
-        t, dtype = self.t, q.dtype
-        q, k, v = (t.to(x, FLOAT32) for x in (q, k, v))
-        scaled_q = t.scale(q)
+        aten, dtype = self.t, q.dtype
+        q, k, v = (aten.to(x, FLOAT32) for x in (q, k, v))
+        scaled_q = aten.scale(q)
         mask = self._float_mask(q.shape[2], k.shape[2]) if is_masked else None
-        scores = t.matmul(scaled_q, t.scale(t.transpose(k, -1, -2)))
+        scores = aten.matmul(scaled_q, aten.scale(aten.transpose(k, -1, -2)))
         if mask is not None:
-            scores = t.add(scores, mask)
-        scores = self.apply_dropout(t.softmax(scores), dropout)
-        weights = t.to(scores, dtype)
-        out = t.to(t.matmul(scores, v), dtype)
+            scores = aten.add(scores, mask)
+        scores = self.apply_dropout(aten.softmax(scores), dropout)
+        weights = aten.to(scores, dtype)
+        output = aten.to(aten.matmul(scores, v), dtype)
         del weights
-        return out
+        return output
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
-        t = self.t
-        is_visible = t.like(t.new((queries, keys), BOOL))
-        zero, minus_infinity = t.new((), FLOAT32), t.new((), FLOAT32)
-        mask = t.new((queries, keys), FLOAT32)
+        aten = self.t
+        is_visible = aten.like(aten.new((queries, keys), BOOL))
+        zero, minus_infinity = aten.new((), FLOAT32), aten.new((), FLOAT32)
+        mask = aten.new((queries, keys), FLOAT32)
         del is_visible, zero, minus_infinity
         return mask
 
@@ -284,7 +307,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return is_fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 
     @compared(CHOSEN, norm="fused")
-    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+    ) -> Tensor:
         """Runs a fused norm, which saves the input and statistics of each row.
 
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
@@ -293,65 +318,72 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
-            return super().norm(x, spec, name, shape, groups, module)
-        graph, rows = self.graph, (*x.shape[:-1], 1)
-        weight = self.norm_factor(spec, name, shape, module) if spec.weight else None
-        bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
-        ins = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
-        shapes = [(present.shape, present.dtype) for present in ins]
+            return super().norm(x, spec, name, shape, groups, module_path)
+        autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
+        weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
+        bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
+        inputs = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
+        shapes = [(present.shape, present.dtype) for present in inputs]
 
         def dense(tensor: Tensor) -> Tensor | None:
             is_copied = self.choices.on_gpu and not tensor.is_contiguous
-            return graph.new(tensor.shape, tensor.dtype) if is_copied else None
+            return autograd_graph.new(tensor.shape, tensor.dtype) if is_copied else None
 
-        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
-            copies = dense(g), dense(x)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
+            copies = dense(output_gradient), dense(x)
             input_gradients = [
-                graph.new(*input_gradients) if needs_grad else None
+                autograd_graph.new(*input_gradients) if needs_grad else None
                 for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
             del copies
             return input_gradients
 
         copy = dense(x)
-        out = graph.new(x.shape, x.dtype)
-        statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
+        output = autograd_graph.new(x.shape, x.dtype)
+        statistics = [autograd_graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
-        result = record(graph, "norm", ins, out, backward, x, *statistics, *([] if weight is None else [weight]))
+        result = record(
+            autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
+        )
         return self.t.add(result, bias) if spec.type == "rmsnorm" and bias is not None else result
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_act(self, step: Step) -> None:
-        if self.choices.compiled and self._in_this_module("mul", step.outs[0]):
-            self.bind(step.outs[0], self.get(step.ins[0]))  # the product reads the gate itself
+    def do_act(self, operation: Step) -> None:
+        if self.choices.compiled and self._in_this_module("mul", operation.outs[0]):
+            self.bind(operation.outs[0], self.get(operation.ins[0]))  # the product reads the gate itself
         else:
-            super().do_act(step)
+            super().do_act(operation)
 
     @compared(BY_TORCH)
-    def do_mul(self, step: Step) -> None:
+    def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
-        graph = self.graph
-        if not (self.choices.compiled and any(self._is_activation_output(value) for value in step.ins)):
-            super().do_mul(step)
+        autograd_graph = self.graph
+        if not (
+            self.choices.compiled and any(self._is_activation_output(input_value) for input_value in operation.ins)
+        ):
+            super().do_mul(operation)
             return
-        gate, up_projection = (self.get(value) for value in step.ins)
-        out, shapes = (
+        gate, up_projection = (self.get(input_value) for input_value in operation.ins)
+        output, shapes = (
             self.t.like(gate, up_projection),
             [(operand.shape, operand.dtype) for operand in (gate, up_projection)],
         )
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                graph.new(*shape_and_dtype) if needs_grad else None
+                autograd_graph.new(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        self.set(step.outs[0], record(graph, "glu", (gate, up_projection), out, backward, gate, up_projection))
+        self.set(
+            operation.outs[0],
+            record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection),
+        )
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether the current module has a step of that verb that reads a value."""
+        """Whether an operation of that name in the current module reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
@@ -362,21 +394,21 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_linear(self, step: Step) -> None:
+    def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = (
             self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
         )
-        if not (computes_loss_in_chunks and step.outs[0] is self.result):
-            super().do_linear(step)
+        if not (computes_loss_in_chunks and operation.outs[0] is self.result):
+            super().do_linear(operation)
             return
-        if self.has_adapter(step):
+        if self.has_adapter(operation):
             raise self.unsupported(
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
-                step.name,
+                operation.name,
             )
-        bias = self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.options["bias"] else None
-        self.head = (self.matrix(step), bias)
-        self.bind(step.outs[0], self.flat(step.ins[0]))
+        bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
+        self.head = (self.matrix(operation), bias)
+        self.bind(operation.outs[0], self.flat(operation.ins[0]))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
@@ -395,33 +427,37 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
-        graph, rows = self.graph, (logits.shape[0], 1)
-        row_maxima, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
+        autograd_graph, rows = self.graph, (logits.shape[0], 1)
+        row_maxima, total, output = (
+            autograd_graph.new(rows, FLOAT32),
+            autograd_graph.new(rows, FLOAT32),
+            autograd_graph.new((), FLOAT32),
+        )
         shape, dtype = logits.shape, logits.dtype
 
-        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (graph.new(shape, dtype),)
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            return (autograd_graph.new(shape, dtype),)
 
-        return record(graph, "cross_entropy", (logits,), out, backward, logits, row_maxima, total)
+        return record(autograd_graph, "cross_entropy", (logits,), output, backward, logits, row_maxima, total)
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Runs the loss of Liger-Kernel, whose forward pass writes the gradient over the logits.
+        """Runs the loss of Liger-Kernel, whose forward pass overwrites the logits with their gradient.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
         whether all labels are within the vocabulary.
         """
-        t = self.t
-        losses = t.new(logits.shape[:1], logits.dtype)
-        is_counted = t.compare(labels)
-        t.new((), INT64)
+        aten = self.t
+        losses = aten.new(logits.shape[:1], logits.dtype)
+        is_counted = aten.compare(labels)
+        aten.new((), INT64)
         for _ in ("max", "min"):
-            safe_labels = t.like(labels)
-            t.new((), INT64)
+            safe_labels = aten.like(labels)
+            aten.new((), INT64)
             del safe_labels
-        out = t.new((), logits.dtype)
+        output = aten.new((), logits.dtype)
         del losses, is_counted
-        return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
+        return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
     def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
@@ -432,68 +468,68 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        t, (batch, tokens) = self.t, x.shape[:2]
+        aten, (batch, tokens) = self.t, x.shape[:2]
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
         assert self.result is not None
         vocabulary = self.result.width
-        chunks = [self.product(chunk_input, weight, bias, vocabulary) for chunk_input in t.split(x, sizes, 1)]
+        chunks = [self.product(chunk_input, weight, bias, vocabulary) for chunk_input in aten.split(x, sizes, 1)]
         if self.choices.keeps_logits:
-            self.logits = chunks = [t.to(chunk, loss_dtype) for chunk in chunks]
+            self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
         total: Tensor | None = None
         for chunk in chunks:
-            rows = t.flatten(t.slice(t.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
-            flat_logits = t.flatten(t.to(chunk, loss_dtype), 0, 1)
+            rows = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
+            flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
             loss = (
                 self._compiled_loss(flat_logits)
                 if self.choices.compiles_loss
                 else self.cross_entropy(flat_logits, rows)
             )
             del flat_logits
-            total = loss if total is None else t.add(total, loss)
+            total = loss if total is None else aten.add(total, loss)
         assert total is not None
         return total
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Runs output head and loss in Liger-Kernel's one function, which computes gradients in its forward pass.
+        """Runs output head and loss as Liger-Kernel's single function, which computes gradients in its forward pass.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py. A chunk's logits, over which their
         gradient is written, are still referenced while the next chunk's logits are allocated.
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
-        t, graph = self.t, self.graph
+        aten, autograd_graph = self.t, self.graph
         tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
-        ins = [tensor for tensor in (x, weight, bias) if tensor is not None]
-        gradients = [t.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in ins]
-        losses, is_counted = t.new((tokens,), FLOAT32), t.compare(labels)
-        t.new((), INT64)
+        inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+        gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
+        losses, is_counted = aten.new((tokens,), FLOAT32), aten.compare(labels)
+        aten.new((), INT64)
         transposed_weight: Tensor | None = None
-        with graph.no_grad():
+        with autograd_graph.no_grad():
             for start in range(0, tokens, size):
-                chunk_input = t.slice(x, min(size, tokens - start), 0)
-                logits = t.product(chunk_input, t.transpose(weight, 0, 1))
+                chunk_input = aten.slice(x, min(size, tokens - start), 0)
+                logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
                 if bias is not None:
-                    logits = t.add(logits, bias)
+                    logits = aten.add(logits, bias)
                 gradient = logits
-                t.product(gradient, weight)
+                aten.product(gradient, weight)
                 if weight.needs_grad:
-                    transposed_weight = t.transpose(gradient, 0, 1)
-                    t.to(t.product(transposed_weight, chunk_input), FLOAT32)
+                    transposed_weight = aten.transpose(gradient, 0, 1)
+                    aten.to(aten.product(transposed_weight, chunk_input), FLOAT32)
                 if bias is not None:
-                    t.new(bias.shape, gradient.dtype)
-            out = t.new((), FLOAT32)
+                    aten.new(bias.shape, gradient.dtype)
+            output = aten.new((), FLOAT32)
             del chunk_input, logits, gradient
         del losses, is_counted, transposed_weight
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         has_gradient = [tensor is not None for tensor in gradients]
 
-        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             saved_gradients = iter(saved)
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients
-        return record(graph, "linear_cross_entropy", ins, out, backward, *present_gradients)
+        return record(autograd_graph, "linear_cross_entropy", inputs, output, backward, *present_gradients)

@@ -24,37 +24,40 @@ class LocalKernels(PositionKernels):
         return self.memo[key], self.span(floor_div(tokens, block_size))
 
     @compared(BY_TORCH)
-    def core_BlockSums(self, step: Step) -> None:
-        assert isinstance(step.op, BlockSums)
-        t, x = self.t, self.flat(step.ins[0])
-        of_token, block_indices = self._block_sum_indices(x.shape[1], step.op.block)
-        ones = t.to(t.like(t.unsqueeze(block_indices, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
-        self.set(step.outs[0], t.matmul(ones, x))
+    def core_BlockSums(self, operation: Step) -> None:
+        assert isinstance(operation.op, BlockSums)
+        aten, x = self.t, self.flat(operation.ins[0])
+        of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
+        ones = aten.to(aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
+        self.set(operation.outs[0], aten.matmul(ones, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_in_blocks(self, step: Step) -> None:
-        value, out, block = step.ins[0], step.outs[0], step.options["block"]
-        x, heads, tokens = self.flat(value), out.axes[0].size, self.run_config.new(out.rows)
-        if not step.options["around"]:
-            self.bind(out, self._by_head(self._split_into_blocks(x, block), heads))
+    def do_in_blocks(self, operation: Step) -> None:
+        value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
+        x, heads, tokens = self.flat(value), output.axes[0].size, self.run_config.new(output.rows)
+        if not operation.options["around"]:
+            self.bind(output, self._by_head(self._split_into_blocks(x, block), heads))
             return
         neighbour_blocks = self._by_head(
             self._with_neighbours(self._split_into_blocks(self._first_rows(x, tokens), block)), heads
         )
         self.bind(
-            out, neighbour_blocks if value.rows == out.rows else self._with_sums(neighbour_blocks, x, heads, tokens)
+            output,
+            neighbour_blocks if value.rows == output.rows else self._with_sums(neighbour_blocks, x, heads, tokens),
         )
 
     def _with_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
         """Concatenates the keys or values of each block with the keys or values of all block sums."""
-        t = self.t
-        block_sums = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
-        return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
+        aten = self.t
+        block_sums = aten.unsqueeze(self._by_head(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
+        return aten.cat(
+            [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
+        )
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows of x; x itself if it has no other rows."""
+        """Returns the first rows of x; x itself if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:
@@ -65,13 +68,13 @@ class LocalKernels(PositionKernels):
 
     def _with_neighbours(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
-        t, other_blocks = self.t, x.shape[1] - 1
-        padding_block = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
-        return t.cat(
+        aten, other_blocks = self.t, x.shape[1] - 1
+        padding_block = aten.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
+        return aten.cat(
             [
-                t.cat([padding_block, t.slice(x, other_blocks, 1)], 1),
+                aten.cat([padding_block, aten.slice(x, other_blocks, 1)], 1),
                 x,
-                t.cat([t.slice(x, other_blocks, 1), padding_block], 1),
+                aten.cat([aten.slice(x, other_blocks, 1), padding_block], 1),
             ],
             2,
         )
@@ -83,62 +86,64 @@ class LocalKernels(PositionKernels):
     # --- scores -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_local_mask(self, step: Step) -> None:
-        options, tokens = step.options, self.run_config.new(step.options["of"])
+    def do_local_mask(self, operation: Step) -> None:
+        options, tokens = operation.options, self.run_config.new(operation.options["of"])
         key = ("blocks", tokens, options["radius"], options["block_sums"])
         if key not in self.memo:
-            tables = [self.get(table) for table in step.ins]
+            tables = [self.get(table) for table in operation.ins]
             self.memo[key] = self._local_mask(tokens, options["radius"], options["block_sums"], tables)
 
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Runs LocalReference._mask_and_bias."""
-        t, block = self.t, radius + 1
-        token_positions = self._split_into_blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
+        aten, block = self.t, radius + 1
+        token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.span(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
-        window_positions = t.new((3 * block,), INT64)
-        block_positions = t.slice(window_positions, block)
-        is_in_radius = t.compare(t.like(t.like(t.unsqueeze(window_positions, 0), t.unsqueeze(block_positions, 1))))
-        neighbour_mask = t.compare(is_in_radius, t.unsqueeze(t.compare(t.select(keys, 0)), 1))
+        window_positions = aten.new((3 * block,), INT64)
+        block_positions = aten.slice(window_positions, block)
+        is_in_radius = aten.compare(
+            aten.like(aten.like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
+        )
+        neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(keys, 0)), 1))
         del is_in_radius
-        mask, bias = t.unsqueeze(neighbour_mask, 1), None
+        mask, bias = aten.unsqueeze(neighbour_mask, 1), None
         if tables:
-            bias = t.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
+            bias = aten.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
         if block_size is None:
             return mask, bias
         of_token, block_indices = self._block_sum_indices(tokens, block_size)
-        mask = t.cat([mask, t.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
+        mask = aten.cat([mask, aten.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
             by_sum = self.bias_by_distance(tables[1], of_token, block_indices, causal=False)
-            sum_mask = t.unsqueeze(t.permute(by_sum, (1, 0, 2)), 0)
+            sum_mask = aten.unsqueeze(aten.permute(by_sum, (1, 0, 2)), 0)
             del by_sum
-            sum_mask = t.transpose(t.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)
-            bias = t.cat([t.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
+            sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)
+            bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
     @compared(BY_TORCH)
-    def attention_LocalCore(self, step: Step) -> None:
+    def attention_LocalCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
-            raise self.unsupported("local attention runs with eager attention alone", step.name)
-        q, k, v = (self.get(value) for value in step.ins)
-        assert isinstance(step.op, LocalCore)
-        tokens, op = self.run_config.new(step.outs[0].rows), step.op
+            raise self.unsupported("local attention runs with eager attention alone", operation.name)
+        q, k, v = (self.get(input_value) for input_value in operation.ins)
+        assert isinstance(operation.op, LocalCore)
+        tokens, op = self.run_config.new(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
-        dropout = step.options["dropout"]
+        dropout = operation.options["dropout"]
         output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
-        self.set(step.outs[0], self._first_rows(output, tokens))
+        self.set(operation.outs[0], self._first_rows(output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None
     ) -> Tensor:
-        t = self.t
-        scores = t.matmul(q, t.transpose(k, -1, -2))
+        aten = self.t
+        scores = aten.matmul(q, aten.transpose(k, -1, -2))
         if bias is None:
-            scores = t.masked_fill(scores, t.like(mask))
+            scores = aten.masked_fill(scores, aten.like(mask))
         else:
-            scores = t.masked_fill(t.add(scores, t.to(bias, scores.dtype)), t.like(mask))
-        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)
+            scores = aten.masked_fill(aten.add(scores, aten.to(bias, scores.dtype)), aten.like(mask))
+        return aten.matmul(self.apply_dropout(aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -1,6 +1,4 @@
-"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them; weights in 4 and 8 bits, as
-in bitsandbytes; and queries, keys and values as one product.
-"""
+"""Linear layers with frozen, possibly quantized weights and an adapter, as peft, torchtune and LitGPT run them."""
 
 from __future__ import annotations
 
@@ -30,74 +28,74 @@ class LoraKernels(BasicKernels):
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
-    def matrix(self, step: Step) -> Tensor:
+    def matrix(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer; the weight is quantized if the base model is."""
-        weight = step.weight
-        if weight is None or not self._is_quantised(step):
-            return self._trained_copy(step, super().matrix(step))
-        return self._new_quantised_weight(step.name, extent(weight.out), extent(weight.ins))
+        weight = operation.weight
+        if weight is None or not self._is_quantised(operation):
+            return self._trained_copy(operation, super().matrix(operation))
+        return self._new_quantised_weight(operation.name, extent(weight.out), extent(weight.ins))
 
-    def table(self, step: Step) -> Tensor:
-        return self._trained_copy(step, super().table(step))
+    def table(self, operation: Step) -> Tensor:
+        return self._trained_copy(operation, super().table(operation))
 
     @compared(BY_TORCH)
-    def do_table(self, step: Step) -> None:
+    def do_table(self, operation: Step) -> None:
         """Looks up embeddings; with checkpoints their output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
-        super().do_table(step)
-        adapters, by_token = self.adapters, step.options["by"] in ("ids", "known ids")
+        super().do_table(operation)
+        adapters, by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and by_token:
-            rows = self.get(step.outs[0])
+            rows = self.get(operation.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
-    def _is_quantised(self, step: Step) -> bool:
+    def _is_quantised(self, operation: Step) -> bool:
         """Whether a weight is quantised: every weight of a layer is, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
             return False
-        if any(frame.layer_index is not None for frame in self.frames):
+        if any(module_call.layer_index is not None for module_call in self.frames):
             return True
-        is_tied = ("", id(step.weight)) in self.weights
-        return adapters.quantized_head and step.outs[0] is self.result and not is_tied
+        is_tied = ("", id(operation.weight)) in self.weights
+        return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
 
-    def expert_weight(self, step: Step, shape: Shape) -> Tensor:
+    def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
         """Returns the stacked weights of all experts, decoded where they are stored in 4 bits.
 
         Source: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`.
         """
         adapters = self.adapters
         if adapters is None or not adapters.quantized_experts or adapters.base == "none":
-            return super().expert_weight(step, shape)
+            return super().expert_weight(operation, shape)
         if adapters.base == "int8":
-            raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", step.name)
+            raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", operation.name)
         experts, rows, columns = shape
-        self._new_quantised_weight(step.name, experts * rows, columns)
+        self._new_quantised_weight(operation.name, experts * rows, columns)
         return self._decode_weight(shape, self.dtype)
 
-    def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
+    def _new_quantised_weight(self, parameter_name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
         size = self.adapters.stored_bytes(rows, columns)
-        return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
+        return self.parameter((*self.module_path(), f"{parameter_name}.weight"), (size,), UINT8, trained=False)
 
-    def _trained_copy(self, step: Step, weight: Tensor) -> Tensor:
+    def _trained_copy(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
-        if self.adapters is None or self.layer_name(step) not in self.adapters.copies:
+        if self.adapters is None or self.layer_name(operation) not in self.adapters.copies:
             return weight
-        key = (*self.module_path(), f"{step.name}.modules_to_save.weight")
+        key = (*self.module_path(), f"{operation.name}.modules_to_save.weight")
         return self.parameter(key, weight.shape, weight.dtype, trained=True)
 
-    def layer_name(self, step: Step) -> str:
+    def layer_name(self, operation: Step) -> str:
         """Returns the name of a linear layer, or of the module that consists of it."""
-        return step.name or self.frames[-1].scope.name
+        return operation.name or self.frames[-1].scope.name
 
-    def has_adapter(self, step: Step) -> bool:
+    def has_adapter(self, operation: Step) -> bool:
         """Whether a linear layer has an adapter."""
-        return self.adapters is not None and self.layer_name(step) in self.adapters.targets
+        return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
-        """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
+        """Returns parameters that no pass reads, with adapters: PEFT adapts layers by name, even if they never run."""
         adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
             adapters is None
@@ -109,33 +107,35 @@ class LoraKernels(BasicKernels):
         shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
-    def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+    def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a trained adapter matrix of a module, by default the current one."""
         assert self.adapters is not None
-        key = (*(self.module_path() if module is None else module), name)
+        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.adapters.dtype, trained=True)
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_linear(self, step: Step) -> None:
-        fused_steps = self._fused_projections(step)
+    def do_linear(self, operation: Step) -> None:
+        fused_steps = self._fused_projections(operation)
         if not fused_steps:
-            super().do_linear(step)
-        elif step is fused_steps[0]:  # the others have their values from it
-            if self._is_fused_by_its_class(step):
+            super().do_linear(operation)
+        elif operation is fused_steps[0]:  # the others have their values from it
+            if self._is_fused_by_its_class(operation):
                 self._run_as_its_class(fused_steps)
             else:
                 self._run_as_one_product(fused_steps)
 
-    def _is_fused_by_its_class(self, step: Step) -> bool:
+    def _is_fused_by_its_class(self, operation: Step) -> bool:
         """Whether a class of transformers runs a projection with others as one product, without adapters."""
-        return self.choices.like_classes and self.adapters is None and bool(step.options["fused"])
+        return self.choices.like_classes and self.adapters is None and bool(operation.options["fused"])
 
-    def _fused_projections(self, step: Step) -> list[Step]:
-        """Returns the projections fused with this step's projection, in order; none if it runs alone."""
+    def _fused_projections(self, operation: Step) -> list[Step]:
+        """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
-        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(step)):
+        if operation.name not in PROJECTIONS or not (
+            litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(operation)
+        ):
             return []
         groups = [
             item
@@ -143,159 +143,176 @@ class LoraKernels(BasicKernels):
             if isinstance(item, Step)
             and item.verb == "linear"
             and item.name in PROJECTIONS
-            and item.ins[0] is step.ins[0]
+            and item.ins[0] is operation.ins[0]
         ]
-        if self._is_fused_by_its_class(step) and len({bool(item.options["bias"]) for item in groups}) > 1:
+        if self._is_fused_by_its_class(operation) and len({bool(item.options["bias"]) for item in groups}) > 1:
             return []
         return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
 
-    def _run_as_one_product(self, steps: list[Step]) -> None:
-        x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
+    def _run_as_one_product(self, operations: list[Step]) -> None:
+        x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
-        biased_steps = [step for step in steps if step.options["bias"]]
-        if len(biased_steps) not in (0, len(steps)):
+        biased_steps = [operation for operation in operations if operation.options["bias"]]
+        if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased_steps else None
-        if self._is_quantised(steps[0]):
+        if self._is_quantised(operations[0]):
             weight = self._new_quantised_weight(TOGETHER, total, x.shape[-1])
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
-        product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
-        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
-            self.modules[id(step.outs[0])] = self.module_path(), step.name
-            self.set(step.outs[0], step_output)
+        product = self._with_adapters(operations, x, self.product(x, weight, bias, total), weight)
+        for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
+            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
+            self.set(operation.outs[0], step_output)
 
-    def _run_as_its_class(self, steps: list[Step]) -> None:
-        """Runs one product and splits its result. The weight is stored as the separate projections' weights.
+    def _run_as_its_class(self, operations: list[Step]) -> None:
+        """Runs fused projections as one product and splits the result. Their weights are stored separately.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
-        graph, x, widths = self.graph, self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
+        autograd_graph, x, widths = (
+            self.graph,
+            self.flat(operations[0].ins[0]),
+            [operation.outs[0].width for operation in operations],
+        )
         x = self.t.operand(x)
-        weights = [self.t.operand(self.matrix(step)) for step in steps]
+        weights = [self.t.operand(self.matrix(operation)) for operation in operations]
         biases = [
-            self.t.operand(self.weight(f"{step.name}.bias", (step.outs[0].width,)))
-            for step in steps
-            if step.options["bias"]
+            self.t.operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            for operation in operations
+            if operation.options["bias"]
         ]
         shape, weight_shapes = x.shape, [weight.shape for weight in weights]
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             of_weights = [
-                graph.new(of, g.dtype) if need else None
+                autograd_graph.new(of, output_gradient.dtype) if need else None
                 for of, need in zip(weight_shapes, needed_gradients, strict=True)
             ]
-            of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
-            of_biases = [graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]]
+            of_x = autograd_graph.new(shape, output_gradient.dtype) if needs_input_grad[0] else None
+            of_biases = [
+                autograd_graph.sum_to_shape((width,), self.t.slice(output_gradient, width))
+                for width in widths[: len(biases)]
+            ]
             return of_x, *of_weights, *of_biases
 
         product = record(
-            graph,
+            autograd_graph,
             "mm",
             (x, *weights, *biases),
-            lambda: graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
+            lambda: autograd_graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
             backward,
             *([x] if any(weight.needs_grad for weight in weights) else []),
             *(weights if x.needs_grad else []),
         )
-        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
-            self.modules[id(step.outs[0])] = self.module_path(), step.name
-            self.set(step.outs[0], step_output)
+        for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
+            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
+            self.set(operation.outs[0], step_output)
 
-    def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
+    def _with_adapters(self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
-        adapted_steps = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
+        adapted_steps = (
+            [] if adapters is None else [operation for operation in operations if operation.name in adapters.targets]
+        )
         if adapters is None or not adapted_steps:
             return product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted_steps])
-        if len(adapted_steps) < len(steps):
-            names = ", ".join(step.name for step in steps)
+            return self._run_grouped_adapter(x, product, [operation.outs[0].width for operation in adapted_steps])
+        if len(adapted_steps) < len(operations):
+            names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
         return self._add_adapter(TOGETHER, x, product, weight)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
-        t, adapters = self.t, self.adapters
+        aten, adapters = self.t, self.adapters
         assert adapters is not None
         total = sum(widths)
         lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
         lora_b = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
-        after_a = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
-        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
-        after_b = t.transpose(after_b, -1, -2)
+        after_a = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
+        after_b = aten.convolution(aten.transpose(after_a, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1])
+        after_b = aten.transpose(after_b, -1, -2)
         width = pretrained_output.shape[-1]
-        lora = t.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
-        return t.add(pretrained_output, lora)
+        lora = aten.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
+        return aten.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
-        t, graph = self.t, self.graph
-        transposed_x = t.transpose(x, 0, 1)
+        aten, autograd_graph = self.t, self.graph
+        transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        result = t.new((rows, width), x.dtype)
-        source, index = t.reshape(transposed_x, (rows, adapter_width)), t.new((adapter_width,), INT64)
+        result = aten.new((rows, width), x.dtype)
+        source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new((adapter_width,), INT64)
 
-        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (graph.new((rows, adapter_width), g.dtype),)
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            return (autograd_graph.new((rows, adapter_width), output_gradient.dtype),)
 
-        result = record(graph, "index_copy", (source,), t.like(result), backward, index, source)
+        result = record(autograd_graph, "index_copy", (source,), aten.like(result), backward, index, source)
         del source, index
-        return t.transpose(t.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
+        return aten.transpose(aten.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
-    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        width = step.outs[0].width
-        if not self.has_adapter(step):
+        width = operation.outs[0].width
+        if not self.has_adapter(operation):
             return self.product(x, weight, bias, width)
-        return self._add_adapter(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
+        return self._add_adapter(
+            operation.name, x, self.product(x, weight, bias, width), weight
+        )  # which frees the product
 
-    def repeat_linear(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
-        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module)
+        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
 
-    def _add_adapter(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """Adds the adapter's output to a linear layer's output. module: default the current module."""
-        t, adapters = self.t, self.adapters
+    def _add_adapter(
+        self, parameter_name: str, x: Tensor, result: Tensor, weight: Tensor, module_path: Path | None = None
+    ) -> Tensor:
+        """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
+        aten, adapters = self.t, self.adapters
         assert adapters is not None
-        lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
-        lora_b = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
+        lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
+        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
         if (
             adapters.library != "peft"
         ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
-            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
-            lora_out = t.scale(t.linear(lora_out, lora_b))
-            return t.add(result, lora_out)
+            lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
+            lora_out = aten.scale(aten.linear(lora_out, lora_b))
+            return aten.add(result, lora_out)
         dtype = result.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
             if adapters.base != "int8":
-                result = t.copy(result)
-            adapter_input = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
-            output = t.scale(
-                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+                result = aten.copy(result)
+            adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
+            output = aten.scale(
+                aten.linear(
+                    aten.linear(aten.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b
+                )
             )
             if self.graph.autocast is None:
-                output = t.to(output, dtype)
-            return t.add(result, output)
-        adapter_input = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = t.add(
+                output = aten.to(output, dtype)
+            return aten.add(result, output)
+        adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
+        result = aten.add(
             result,
-            t.scale(
-                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+            aten.scale(
+                aten.linear(
+                    aten.linear(aten.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b
+                )
             ),
         )
-        return t.to(result, dtype)
+        return aten.to(result, dtype)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
         """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
@@ -304,19 +321,19 @@ class LoraKernels(BasicKernels):
         assert self.adapters is not None
         if self.adapters.base == "int8":
             return self._product_in_8_bits(x, weight, width)
-        graph, shape = self.graph, (width, x.shape[-1])
+        autograd_graph, shape = self.graph, (width, x.shape[-1])
         input_shape, dtype = x.shape, x.dtype
 
-        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             decoded_weight = self._decode_weight(shape, dtype)
-            out = graph.new(input_shape, dtype)
+            output = autograd_graph.new(input_shape, dtype)
             del decoded_weight
-            return (out,)
+            return (output,)
 
         decoded_weight = self._decode_weight(shape, dtype)
-        out = graph.new((*input_shape[:-1], width), dtype)
+        output = autograd_graph.new((*input_shape[:-1], width), dtype)
         del decoded_weight
-        product = record(graph, "matmul_4bit", (x,), out, backward, weight)
+        product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
             product.node.attributes.append(x.detached())
         return product
@@ -327,40 +344,47 @@ class LoraKernels(BasicKernels):
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
         """
-        t, graph, dtype, input_shape = self.t, self.graph, x.dtype, x.shape
+        aten, autograd_graph, dtype, input_shape = self.t, self.graph, x.dtype, x.shape
         rows, columns = count(x.shape[:-1]), x.shape[-1]
 
-        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight, scales = graph.new((width, columns), dtype), graph.new((width, 1), FLOAT32)
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            decoded_weight, scales = (
+                autograd_graph.new((width, columns), dtype),
+                autograd_graph.new((width, 1), FLOAT32),
+            )
             del scales
-            out = graph.new(input_shape, dtype)
+            output = autograd_graph.new(input_shape, dtype)
             del decoded_weight
-            return (out,)
+            return (output,)
 
-        in_half = t.to(x.detached(), FLOAT16)
-        row_scales, codes = t.new((rows,), FLOAT32), t.new((rows, columns), UINT8)
-        magnitudes = t.like(in_half)
-        is_outlier = t.new((rows, columns), BOOL)
+        in_half = aten.to(x.detached(), FLOAT16)
+        row_scales, codes = aten.new((rows,), FLOAT32), aten.new((rows, columns), UINT8)
+        magnitudes = aten.like(in_half)
+        is_outlier = aten.new((rows, columns), BOOL)
         del magnitudes
         del is_outlier, in_half
-        sums = t.new((rows, width), INT32)
-        decoded = t.new((rows, width), FLOAT16)
-        out = decoded if dtype is FLOAT16 else t.new((rows, width), dtype)
+        sums = aten.new((rows, width), INT32)
+        decoded = aten.new((rows, width), FLOAT16)
+        output = decoded if dtype is FLOAT16 else aten.new((rows, width), dtype)
         del sums, decoded, codes, row_scales
-        product = record(graph, "matmul_8bit", (x,), t.reshape(out, (*input_shape[:-1], width)), backward, weight)
+        product = record(
+            autograd_graph, "matmul_8bit", (x,), aten.reshape(output, (*input_shape[:-1], width)), backward, weight
+        )
         if product.node is not None:
             product.node.attributes.append(x.detached())
         return product
 
     def _decode_weight(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
-        adapters, graph = self.adapters, self.graph
+        adapters, autograd_graph = self.adapters, self.graph
         assert adapters is not None
 
         def dequantized() -> Tensor:
-            scales = graph.new((ceil_div(count(shape), BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
-            out = graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+            scales = (
+                autograd_graph.new((ceil_div(count(shape), BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
+            )
+            output = autograd_graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
             del scales
-            return out
+            return output
 
         return self.t.to(dequantized(), dtype)

@@ -19,96 +19,100 @@ class PositionKernels(AttentionVariantKernels):
         """Computes the distance [queries, keys] of every key from every query."""
         return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
 
-    def _query_and_key_counts(self, step: Step) -> tuple[Any, Any]:
-        """Returns the numbers of queries and keys, from the last two inputs of a step."""
-        q, k = (self.get(value) for value in step.ins[-2:])
+    def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
+        """Returns the numbers of queries and keys, from the last two inputs of an operation."""
+        q, k = (self.get(input_value) for input_value in operation.ins[-2:])
         return q.shape[1], k.shape[1]
 
     # --- biases -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_alibi(self, step: Step) -> None:
-        out = step.outs[0]
-        heads, (queries, keys) = out.axes[0].size, self._query_and_key_counts(step)
+    def do_alibi(self, operation: Step) -> None:
+        output = operation.outs[0]
+        heads, (queries, keys) = output.axes[0].size, self._query_and_key_counts(operation)
         key = ("alibi", heads, queries, keys)
         if key not in self.memo:
             self.memo[key] = self._alibi_bias(heads, queries, keys)
-        self.bind(out, self.memo[key])
+        self.bind(output, self.memo[key])
 
     def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
-        t = self.t
-        slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
-        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._relative_positions(queries, keys)))
+        aten = self.t
+        slopes = aten.like(aten.like(aten.like(aten.new((heads,), INT64), dtype=FLOAT32)))
+        return aten.like(
+            aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)), aten.like(self._relative_positions(queries, keys))
+        )
 
     @compared(BY_TORCH)
-    def do_distance_bias(self, step: Step) -> None:
-        table, q = step.ins
+    def do_distance_bias(self, operation: Step) -> None:
+        table, q = operation.ins
         queries, keys = self.span(self.run_config.new(q.rows)), self.span(self.run_config.available(q.rows))
-        self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.options["causal"]))
+        self.bind(operation.outs[0], self.bias_by_distance(self.get(table), queries, keys, operation.options["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
-        t = self.t
-        distance = t.like(t.unsqueeze(keys, 0), t.unsqueeze(queries, 1))
+        aten = self.t
+        distance = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
         offset: tuple[Tensor, ...] = ()
         if causal:
-            distance = t.like(t.like(distance))
+            distance = aten.like(aten.like(distance))
         else:
-            offset, distance = (t.like(t.like(t.compare(distance), dtype=INT64)),), t.like(distance)
-        log_buckets = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
-        bucket = t.like(t.like(t.compare(distance), distance, t.like(log_buckets)), *offset)
-        return t.permute(t.embedding(table, bucket), (2, 0, 1))
+            offset, distance = (aten.like(aten.like(aten.compare(distance), dtype=INT64)),), aten.like(distance)
+        log_buckets = aten.like(
+            aten.like(aten.like(aten.like(aten.like(aten.like(distance), dtype=FLOAT32))), dtype=INT64)
+        )
+        bucket = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
+        return aten.permute(aten.embedding(table, bucket), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_sinusoids(self, step: Step) -> None:
+    def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
-        out, dtype = step.outs[0], self.get(step.ins[0]).dtype
-        count, width = self.run_config.new(out.rows), out.width
-        if not step.options["once"]:
+        output, dtype = operation.outs[0], self.get(operation.ins[0]).dtype
+        count, width = self.run_config.new(output.rows), output.width
+        if not operation.options["once"]:
             key = ("distances", count, width)
             if key not in self.memo:
                 self.memo[key] = self._angle_table(self.span(count), 2 * ceil_div(width, 2))
-            self.set(out, self._sines_and_cosines(self.memo[key], dtype))
+            self.set(output, self._sines_and_cosines(self.memo[key], dtype))
             return
         key = ("away", count, width)
         if key not in self.memo:
             angles = self._angle_table(self.t.like(self.span(count)), 2 * ceil_div(width, 2))
-            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(out))
+            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.set(out, self.memo[key])
+        self.set(output, self.memo[key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
 
     @compared(BY_TORCH)
-    def core_TableScores(self, step: Step) -> None:
-        self.bind(step.outs[0], self.scores_by_row(self.get(step.ins[0]), self.get(step.ins[1])))
+    def core_TableScores(self, operation: Step) -> None:
+        self.bind(operation.outs[0], self.scores_by_row(self.get(operation.ins[0]), self.get(operation.ins[1])))
 
     @compared(BY_TORCH)
-    def core_DistanceScores(self, step: Step) -> None:
+    def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of its sequence."""
-        x, r = (self.heads_first(self.get(value)) for value in step.ins)
-        self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
+        x, r = (self.heads_first(self.get(input_value)) for input_value in operation.ins)
+        self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
-    def core_PairScores(self, step: Step) -> None:
+    def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, as one product for each query position."""
-        t, x, keys = self.t, self.heads_first(self.get(step.ins[0])), self.get(step.ins[1])
+        aten, x, keys = self.t, self.heads_first(self.get(operation.ins[0])), self.get(operation.ins[1])
         tokens = x.shape[-2]
-        keys = t.transpose(t.unflatten(keys, 0, (tokens, tokens)), -1, -2)
-        scores = t.matmul(t.transpose(t.flatten(x, 0, 1), 0, 1), keys)
-        self.bind(step.outs[0], t.unflatten(t.transpose(scores, 0, 1), 0, x.shape[:2]))
+        keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
+        scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
+        self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
     @compared(BY_TORCH)
-    def do_occurring(self, step: Step) -> None:
-        out = step.outs[0]
-        self.set(out, self.t.slice(self.get(step.ins[0]), self.run_config.new(out.rows), 0))
+    def do_occurring(self, operation: Step) -> None:
+        output = operation.outs[0]
+        self.set(output, self.t.slice(self.get(operation.ins[0]), self.run_config.new(output.rows), 0))
 
     @compared(BY_TORCH)
-    def do_distances(self, step: Step) -> None:
-        t, options, (queries, keys) = self.t, step.options, self._query_and_key_counts(step)
+    def do_distances(self, operation: Step) -> None:
+        aten, options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
         key = ("distance", queries, keys, options["binned"])
         if key in self.memo:
             index = self.memo[key]
@@ -117,23 +121,23 @@ class PositionKernels(AttentionVariantKernels):
         if options["stored"]:
             self.memo[key] = index
         for changes in (options["shifted"], options["clamped"]):
-            index = t.like(index) if changes else index
-        self.bind(step.outs[0], index)
+            index = aten.like(index) if changes else index
+        self.bind(operation.outs[0], index)
 
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
         """Assigns distances to bins; far distances share logarithmic bins."""
-        t = self.t
+        aten = self.t
         distance = self._relative_positions(queries, keys)
-        log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
-        bin_indices = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
-        is_near = t.compare(t.like(distance))
-        return t.like(is_near, distance, t.like(bin_indices, t.like(distance)))
+        log_bins = aten.like(aten.like(aten.like(distance)), dtype=FLOAT32)
+        bin_indices = aten.like(aten.like(aten.like(aten.like(aten.like(aten.like(log_bins)))), dtype=INT64))
+        is_near = aten.compare(aten.like(distance))
+        return aten.like(is_near, distance, aten.like(bin_indices, aten.like(distance)))
 
     @compared(BY_TORCH)
-    def do_at_distance(self, step: Step) -> None:
-        t, (scores, index) = self.t, (self.get(value) for value in step.ins)
-        index = t.expand(index, (*scores.shape[:-1], index.shape[-1]))
-        if step.options["by_key"]:
-            self.bind(step.outs[0], t.transpose(t.gather(scores, t.transpose(index, -1, -2)), -1, -2))
+    def do_at_distance(self, operation: Step) -> None:
+        aten, (scores, index) = self.t, (self.get(input_value) for input_value in operation.ins)
+        index = aten.expand(index, (*scores.shape[:-1], index.shape[-1]))
+        if operation.options["by_key"]:
+            self.bind(operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(index, -1, -2)), -1, -2))
         else:
-            self.bind(step.outs[0], t.gather(scores, index))
+            self.bind(operation.outs[0], aten.gather(scores, index))

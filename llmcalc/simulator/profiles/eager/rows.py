@@ -1,4 +1,4 @@
-"""Rows that precede a pass's first row: zero padding of convolutions, and the previous token of each token."""
+"""Padding before the first token of causal convolutions, and the value of each token's previous token."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ from ...lowering import Lowering
 
 
 class RowKernels(Lowering):
-    """The inputs of causal convolutions, and values of the previous token."""
+    """Kernels of padded inputs of causal convolutions, and of values of the previous token."""
 
     @compared(BY_TORCH)
-    def do_padded(self, step: Step) -> None:
+    def do_padded(self, operation: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
-        t, out, padding_rows, state = self.t, step.outs[0], step.options["more"], step.options["state"]
-        x = t.transpose(self.flat(step.ins[0]), 1, 2)
+        aten, output, padding_rows, state = (
+            self.t,
+            operation.outs[0],
+            operation.options["more"],
+            operation.options["state"],
+        )
+        x = aten.transpose(self.flat(operation.ins[0]), 1, 2)
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached(state)
-        padded_input = t.pad(x, x.shape[2] + padding_rows) if cached_rows is None else t.cat([cached_rows[0], x])
-        self.keep(state, t.slice(padded_input, padding_rows))
-        self.set(out, t.transpose(padded_input, 1, 2))
+        padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
+        self.keep(state, aten.slice(padded_input, padding_rows))
+        self.set(output, aten.transpose(padded_input, 1, 2))
 
     @compared(BY_TORCH)
-    def do_zeros(self, step: Step) -> None:
-        out = step.outs[0]
-        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(step.options["state"])
+    def do_zeros(self, operation: Step) -> None:
+        output = operation.outs[0]
+        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(operation.options["state"])
         if cached_rows is not None:
-            self.absent.add(id(out))
+            self.absent.add(id(output))
         else:
-            self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
+            self.set(output, self.t.new(self.shape(output), self.get(operation.ins[0]).dtype))
 
     @compared(BY_TORCH)
-    def do_resumed(self, step: Step) -> None:
-        cached_rows, out = self.cached(step.options["state"]), step.outs[0]
+    def do_resumed(self, operation: Step) -> None:
+        cached_rows, output = self.cached(operation.options["state"]), operation.outs[0]
         if cached_rows is not None:
-            self.bind(out, self.t.unsqueeze(cached_rows[step.options["index"]], 1))
-        elif self.missing(step.ins[0]):
-            self.absent.add(id(out))
+            self.bind(output, self.t.unsqueeze(cached_rows[operation.options["index"]], 1))
+        elif self.missing(operation.ins[0]):
+            self.absent.add(id(output))
         else:
-            self.bind(out, self.get(step.ins[0]))
+            self.bind(output, self.get(operation.ins[0]))
 
     @compared(BY_TORCH)
-    def do_delayed(self, step: Step) -> None:
-        x, first_row = (self.get(value) for value in step.ins)
-        self.set(step.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+    def do_delayed(self, operation: Step) -> None:
+        x, first_row = (self.get(input_value) for input_value in operation.ins)
+        self.set(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

@@ -1,4 +1,4 @@
-"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks itself.
+"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks inside.
 
 FlashAttention 2 and 3 take windows, soft caps and ALiBi's slopes, and the FlashAttention of vLLM and FlashInfer take
 sinks (flash_attn/flash_attn_interface.py; vllm/v1/attention/backends/flash_attn.py; flashinfer/prefill.py). A bias by
@@ -26,7 +26,7 @@ INDEXER_LOGITS = 512 << 20
 
 
 class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
-    """Kernels of inference without a tensor for each query-key pair.
+    """Kernels of inference that allocate no tensor with an element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entries: number of the entries that the current module may select from.
@@ -41,150 +41,155 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
-        """Returns the absorbed form of latent attention to selected keys, in a prefill too."""
+        """Returns the absorbed form of latent attention where keys are selected, also in a prefill."""
         absorbed_form = item.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
-        selects = any(step.options.get("selected") is not None for step in absorbed_form.steps(idle=False))
+        selects = any(operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False))
         return absorbed_form if selects else super().branch(item)
 
-    def step(self, step: Step) -> None:
-        if self.scores_in_kernel and step.verb not in SELECTIONS and step.outs and all(map(is_of_pairs, step.outs)):
-            if step.verb == "at_distance":
+    def step(self, operation: Step) -> None:
+        if (
+            self.scores_in_kernel
+            and operation.verb not in SELECTIONS
+            and operation.outs
+            and all(map(is_of_pairs, operation.outs))
+        ):
+            if operation.verb == "at_distance":
                 raise self.unsupported(
                     f"--attn-implementation {self.choices.attention} has no scores by distance; expected eager",
-                    step.name,
+                    operation.name,
                 )
-            self.release(step, step.ins)
+            self.release(operation, operation.ins)
             return
-        super().step(step)
+        super().step(operation)
 
     def is_computed(self, value: Value) -> bool:
-        """Whether a value has a tensor, or a view of a value that has one."""
-        return not self.scores_in_kernel or not is_of_pairs(value) or self._bound(value) is not None
+        """Whether a tensor, or a view of a tensor, is allocated for a value."""
+        return not self.scores_in_kernel or not is_of_pairs(value) or self._value_with_tensor(value) is not None
 
     @compared(BY_TORCH)
-    def do_hold(self, step: Step) -> None:
-        frame = self.frames[-2 if step.options["outside"] else -1]
-        for name, value in zip(step.options["names"], step.ins, strict=True):
+    def do_hold(self, operation: Step) -> None:
+        frame = self.frames[-2 if operation.options["outside"] else -1]
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value) and not self.missing(value):
-                frame.local_tensors[name] = self.get(value)
+                frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
-    def do_keep(self, step: Step) -> None:
-        for name, value in zip(step.options["names"], step.ins, strict=True):
+    def do_keep(self, operation: Step) -> None:
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value):
-                self.memo[name] = self.get(value)
+                self.memo[operation_name] = self.get(value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 
     def indexer_logits(self, queries: Number, keys: Number) -> Tensor:
-        """Allocates the logits of the queries that an indexer scores at once. queries: those of all sequences."""
+        """Allocates the logits of the queries that an indexer scores at once. queries: over all sequences."""
         return self.t.new((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
     @compared(BY_TORCH)
-    def do_select(self, step: Step) -> None:
+    def do_select(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_select(step)
+            super().do_select(operation)
             return
-        batch, keys = self.get(step.ins[1]).shape[:2]
-        queries = self.run_config.new(step.ins[1].rows)
+        batch, keys = self.get(operation.ins[1]).shape[:2]
+        queries = self.run_config.new(operation.ins[1].rows)
         logits = self.indexer_logits(batch * queries, keys)
-        self.memo["selected"] = self.t.new((batch, queries, minimum(keys, step.options["top_k"])), INT32)
+        self.memo["selected"] = self.t.new((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
         del logits
 
     @compared(BY_TORCH)
-    def do_selected(self, step: Step) -> None:
+    def do_selected(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_selected(step)
+            super().do_selected(operation)
             return
-        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(operation, [self.get(input_value) for input_value in operation.ins[1:]])
 
     @compared(BY_TORCH)
-    def do_select_blocks(self, step: Step) -> None:
+    def do_select_blocks(self, operation: Step) -> None:
         """Allocates the largest score of each block, and the indices of the selected blocks."""
         if not self.scores_in_kernel:
-            super().do_select_blocks(step)
+            super().do_select_blocks(operation)
             return
-        out, keys = step.outs[0], self.get(step.ins[1])
-        shape = (keys.shape[0], out.axes[0].size, self.run_config.new(step.ins[1].rows))
-        blocks = ceil_div(keys.shape[1], step.options["block"])
+        output, keys = operation.outs[0], self.get(operation.ins[1])
+        shape = (keys.shape[0], output.axes[0].size, self.run_config.new(operation.ins[1].rows))
+        blocks = ceil_div(keys.shape[1], operation.options["block"])
         scores = self.t.new((*shape, blocks), FLOAT32)
-        self.bind(out, self.t.new((*shape, minimum(blocks, step.options["blocks"])), INT32))
+        self.bind(output, self.t.new((*shape, minimum(blocks, operation.options["blocks"])), INT32))
         del scores
 
     @compared(BY_TORCH)
-    def do_only_selected(self, step: Step) -> None:
+    def do_only_selected(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_only_selected(step)
+            super().do_only_selected(operation)
             return
-        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(operation, [self.get(input_value) for input_value in operation.ins[1:]])
 
     @compared(BY_TORCH)
-    def do_choose_entries(self, step: Step) -> None:
+    def do_choose_entries(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_choose_entries(step)
+            super().do_choose_entries(operation)
             return
         entries = self.selectable_entries
-        batch, queries = self.get(step.ins[1]).shape[:2]
+        batch, queries = self.get(operation.ins[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, entries)
-        self.bind(step.outs[0], self.t.new((batch, queries, minimum(entries, step.options["top_k"])), INT32))
+        self.bind(operation.outs[0], self.t.new((batch, queries, minimum(entries, operation.options["top_k"])), INT32))
         del logits
 
     @compared(BY_TORCH)
-    def do_whole_entries(self, step: Step) -> None:
+    def do_whole_entries(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_whole_entries(step)
+            super().do_whole_entries(operation)
             return
-        self.selectable_entries = self.get(step.ins[1]).shape[1]
+        self.selectable_entries = self.get(operation.ins[1]).shape[1]
 
     @compared(BY_TORCH)
-    def do_among(self, step: Step) -> None:
+    def do_among(self, operation: Step) -> None:
         if not self.scores_in_kernel:
-            super().do_among(step)
+            super().do_among(operation)
             return
-        selected_mask, entries = (self.get(value) for value in step.ins[1:])
-        self.values.pop(id(step.ins[2]), None)
-        self.bind(step.outs[0], selected_mask)
-        self.bind(step.outs[1], entries)
+        selected_mask, entries = (self.get(input_value) for input_value in operation.ins[1:])
+        self.values.pop(id(operation.ins[2]), None)
+        self.bind(operation.outs[0], selected_mask)
+        self.bind(operation.outs[1], entries)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
     @compared(BY_TORCH)
-    def do_joint_softmax(self, step: Step) -> None:
-        """Keeps the queries until the first sum of values is read, which is when the kernel runs."""
+    def do_joint_softmax(self, operation: Step) -> None:
+        """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
         if not self.scores_in_kernel:
-            super().do_joint_softmax(step)
+            super().do_joint_softmax(operation)
             return
-        q = self.get(step.ins[step.options["parts"]])
-        if step.options["sinks"]:
-            self.weight("sinks", (step.outs[0].axes[0].size,))
+        q = self.get(operation.ins[operation.options["parts"]])
+        if operation.options["sinks"]:
+            self.weight("sinks", (operation.outs[0].axes[0].size,))
         self.joint_output = None
-        self.bind(step.outs[0], q)
+        self.bind(operation.outs[0], q)
 
     @compared(BY_TORCH)
-    def do_weighted(self, step: Step) -> None:
+    def do_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
         if not self.scores_in_kernel:
-            super().do_weighted(step)
+            super().do_weighted(operation)
             return
         if self.joint_output is not None:
-            self.set(step.outs[0], self.get(self.joint_output))
+            self.set(operation.outs[0], self.get(self.joint_output))
             return
-        q, out = self.get(step.ins[0]), step.outs[0]
+        q, out = self.get(operation.ins[0]), operation.outs[0]
         output = self.t.new((*q.shape[:3], out.axes[-1].size), q.dtype)
         self.t.new(q.shape[:3], FLOAT32)
         self.set(out, output)
         self.joint_output = out
 
     @compared(BY_TORCH)
-    def do_add(self, step: Step) -> None:
-        if self.scores_in_kernel and self.joint_output is not None and self.joint_output in step.ins:
-            a, b = (self.get(value) for value in step.ins)
+    def do_add(self, operation: Step) -> None:
+        if self.scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
+            a, b = (self.get(input_value) for input_value in operation.ins)
             if a.storage is b.storage:
-                self.bind(step.outs[0], a)
+                self.bind(operation.outs[0], a)
                 return
-        super().do_add(step)
+        super().do_add(operation)
 
 
 SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
@@ -192,5 +197,5 @@ SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
 
 
 def is_of_pairs(value: Value) -> bool:
-    """Whether a value has an element for each pair of a query and a key."""
+    """Whether a tensor has an element for each pair of a query and a key."""
     return isinstance(value.rows, QueryKeyPairs)

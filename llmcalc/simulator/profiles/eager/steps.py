@@ -1,4 +1,4 @@
-"""Decoding of one token by a recurrence from its state, line by line as the references do.
+"""Decoding of one token by a recurrence from its state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -30,257 +30,285 @@ class StepKernels(ScanKernels):
         assert cached_states is not None
         return cached_states[0]
 
-    def norm_output(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
-        """Runs a norm on a module's output, by groups if the norm has groups."""
-        norm = steps["norm"]
+    def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
+        """Runs a norm on a module's output, group by group if the norm has groups."""
+        norm = operations["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def decode_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs MambaReference.forward."""
-        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
         assert isinstance(op, SelectiveScan)
-        by_head = steps["x_proj"].verb == "experts"
-        heads = steps["x_proj"].options["experts"].size if by_head else 1
-        inner_states, gate = t.split(self.project(steps["in_proj"], x), [op.inner, op.inner])
-        inner_states = self.conv_with_state(steps["conv1d"], t.transpose(inner_states, 1, 2), "conv_state")
-        inner_states = t.transpose(self.apply_activation(inner_states, kind), 1, 2)
-        projected_width = steps["x_proj"].outs[0].width
+        by_head = operations["x_proj"].verb == "experts"
+        heads = operations["x_proj"].options["experts"].size if by_head else 1
+        inner_states, gate = aten.split(self.project(operations["in_proj"], x), [op.inner, op.inner])
+        inner_states = self.conv_with_state(operations["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state")
+        inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
+        projected_width = operations["x_proj"].outs[0].width
         rank = projected_width - 2 * op.state
         dt_b_c = (
-            self._head_map(steps["x_proj"], inner_states, heads, projected_width)
+            self._head_map(operations["x_proj"], inner_states, heads, projected_width)
             if by_head
-            else self.project(steps["x_proj"], inner_states)
+            else self.project(operations["x_proj"], inner_states)
         )
-        step, b, c = t.split(t.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
+        step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
-        if "dt_norm" in steps:
-            step, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
-        step = t.function("softplus", self._time_step(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
+        if "dt_norm" in operations:
+            step, b, c = (
+                self._normalize_with(operations[operation_name], y)
+                for operation_name, y in zip(NORMS, (step, b, c), strict=True)
+            )
+        step = aten.function("softplus", self._time_step(operations["dt_proj"], aten.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_scan(
-            inner_states, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
+            inner_states, step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
         self.keep("ssm_state", last_state)
-        return self.project(steps["out_proj"], t.mul(y, self.apply_activation(gate, kind)))
+        return self.project(operations["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
-    def _time_step(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
+    def _time_step(self, operation: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.project(step, x)
+        return self._head_map(operation, x, heads, operation.outs[0].width) if by_head else self.project(operation, x)
 
-    def _head_map(self, step: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
+    def _head_map(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Runs HeadMap.forward."""
-        t, width = self.t, exact_div(x.shape[-1], heads)
-        weight = self.weight(f"{step.name}.weight", (heads, output_width, width))
-        y = t.matmul(t.transpose(t.unflatten(x, -1, (heads, width)), 1, 2), t.transpose(weight, -1, -2))
-        if step.options["bias"]:
-            y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, output_width)), 1))
-        return t.flatten(t.transpose(y, 1, 2), 2)
+        aten, width = self.t, exact_div(x.shape[-1], heads)
+        weight = self.weight(f"{operation.name}.weight", (heads, output_width, width))
+        y = aten.matmul(aten.transpose(aten.unflatten(x, -1, (heads, width)), 1, 2), aten.transpose(weight, -1, -2))
+        if operation.options["bias"]:
+            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (heads, output_width)), 1))
+        return aten.flatten(aten.transpose(y, 1, 2), 2)
 
     def _decode_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Scan.forward."""
-        t, previous_state = self.t, self.state_before("ssm_state")
-        decay = t.exp(
-            t.mul(t.unsqueeze(t.to(step, FLOAT32), -1), t.reshape(self.decay(shape), previous_state.shape[1:]))
+        aten, previous_state = self.t, self.state_before("ssm_state")
+        decay = aten.exp(
+            aten.mul(
+                aten.unsqueeze(aten.to(step, FLOAT32), -1), aten.reshape(self.decay(shape), previous_state.shape[1:])
+            )
         )
-        state = t.mul(t.unsqueeze(t.to(t.mul(step, x), FLOAT32), -1), t.to(b, FLOAT32))
-        first_state = t.add(t.slice(state, 1, 1), t.mul(t.slice(decay, 1, 1), t.unsqueeze(previous_state, 1)))
-        state = t.cat([first_state, t.slice(state, 0, 1)], 1)
-        state_copy = t.to(state, x.dtype)
-        y = t.matmul(
-            t.unflatten(state_copy, 2, (c.shape[2], exact_div(state_copy.shape[2], c.shape[2]))), t.unsqueeze(c, -1)
+        state = aten.mul(aten.unsqueeze(aten.to(aten.mul(step, x), FLOAT32), -1), aten.to(b, FLOAT32))
+        first_state = aten.add(
+            aten.slice(state, 1, 1), aten.mul(aten.slice(decay, 1, 1), aten.unsqueeze(previous_state, 1))
+        )
+        state = aten.cat([first_state, aten.slice(state, 0, 1)], 1)
+        state_copy = aten.to(state, x.dtype)
+        y = aten.matmul(
+            aten.unflatten(state_copy, 2, (c.shape[2], exact_div(state_copy.shape[2], c.shape[2]))),
+            aten.unsqueeze(c, -1),
         )
         del state_copy
-        y = t.flatten(y, 2)
-        skip_output = t.mul(t.reshape(self.weight("D", shape[:-1]), (previous_state.shape[1],)), x)
-        return t.add(y, skip_output), t.select(state, 1)
+        y = aten.flatten(y, 2)
+        skip_output = aten.mul(aten.reshape(self.weight("D", shape[:-1]), (previous_state.shape[1],)), x)
+        return aten.add(y, skip_output), aten.select(state, 1)
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def decode_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs Mamba2Reference.forward."""
-        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
         assert isinstance(op, ChunkedScan)
         inner_width = op.heads * op.head_dim
-        group_width = exact_div(steps["conv1d"].outs[0].width - inner_width, 2)
+        group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
         groups = exact_div(group_width, op.state)
-        gate, conv_input, step = t.split(
-            self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
+        gate, conv_input, step = aten.split(
+            self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
-        conv_input = self.conv_with_state(steps["conv1d"], t.transpose(conv_input, 1, 2), "conv_state")
-        conv_input = t.transpose(self.apply_activation(conv_input, kind), 1, 2)
-        x, b, c = t.split(conv_input, [inner_width, group_width, group_width])
-        b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
+        conv_input = self.conv_with_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
+        conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
+        x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
+        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), step, b, c)
         self.keep("ssm_state", last_state)
-        return self.project(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner_width))
+        return self.project(
+            operations["out_proj"], self._gated(operations, aten.flatten(y, 2), gate, activation_name, inner_width)
+        )
 
     def _decode_chunked_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan.forward of Mamba-2's reference."""
-        t, heads = self.t, x.shape[2:3]
-        step = t.to(t.function("softplus", t.add(step, self.weight("dt_bias", heads))), FLOAT32)
-        log = t.mul(step, self.decay(heads))
-        scaled_input = t.mul(t.to(x, FLOAT32), t.unsqueeze(step, -1))
-        y, last_state = self._chunked_scan_step(scaled_input, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
-        skipped_to = t.to(y, x.dtype)
-        return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last_state
+        aten, heads = self.t, x.shape[2:3]
+        step = aten.to(aten.function("softplus", aten.add(step, self.weight("dt_bias", heads))), FLOAT32)
+        log = aten.mul(step, self.decay(heads))
+        scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(step, -1))
+        y, last_state = self._chunked_scan_step(scaled_input, log, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
+        skipped_to = aten.to(y, x.dtype)
+        return aten.add(skipped_to, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan._decode_step."""
-        t, previous_state = self.t, self.state_before("ssm_state")
-        decayed_state = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
-        state = t.add(decayed_state, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
+        aten, previous_state = self.t, self.state_before("ssm_state")
+        decayed_state = aten.mul(previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log), 1), -1), -1))
+        state = aten.add(
+            decayed_state, aten.mul(aten.unsqueeze(aten.select(x, 1), -1), aten.unsqueeze(aten.select(b, 1), -2))
+        )
         del decayed_state
-        return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
+        return aten.unsqueeze(aten.select(aten.matmul(state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1), state
 
-    def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
+    def _gated(self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any) -> Tensor:
         """Runs Mamba2Reference._gated_output."""
-        activated_gate = self.apply_activation(gate, kind)
-        for step in steps.all:
-            if step.verb == "mul":
+        activated_gate = self.apply_activation(gate, activation_name)
+        for operation in operations.all:
+            if operation.verb == "mul":
                 y = self.t.mul(y, activated_gate)
-            if step.verb == "norm":
-                y = self.norm_output(steps, y, inner_width)
+            if operation.verb == "norm":
+                y = self.norm_output(operations, y, inner_width)
         return y
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def decode_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
-        assert isinstance(steps["core"].op, DeltaRule)
-        return (self._decode_kimi_delta if steps["core"].op.by_channel else self._decode_gated_delta)(steps, x)
+    def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+        assert isinstance(operations["core"].op, DeltaRule)
+        return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
+            operations, x
+        )
 
-    def _decode_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def _decode_gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs GatedDeltaNetReference.forward."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
-        qkv = t.transpose(t.cat([self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
-        convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
-        convolved_qkv = t.transpose(convolved_qkv, 1, 2)
-        widths = [steps[name].outs[0].width for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = t.split(convolved_qkv, widths)
+        qkv = aten.transpose(
+            aten.cat(
+                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
+            ),
+            1,
+            2,
+        )
+        convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
+        convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
+        widths = [operations[operation_name].outs[0].width for operation_name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = aten.split(convolved_qkv, widths)
         group = exact_div(op.heads * op.key_dim, widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
-        speed = t.scale(t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
-        raw_decay = t.to(self.project(steps["a_proj"], x), FLOAT32)
-        raw_decay = t.add(raw_decay, t.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
-        raw_decay = t.function("softplus", raw_decay)
-        decay = t.mul(speed, raw_decay)
-        del speed, raw_decay
-        beta = t.scale(t.function("sigmoid", self.project(steps["b_proj"], x)))
-        v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
-        decay, beta = t.unsqueeze(t.transpose(decay, 1, 2), -1), t.transpose(beta, 1, 2)
-        out = self._delta_rule(q, k, v, decay, beta)
-        gate = t.function("silu", self.by_head(self.project(steps["g_proj"], x), op.value_dim))
-        normed = t.mul(self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
-        return self.project(steps["o_proj"], t.flatten(normed, 2))
+        decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
+        raw_decay = aten.to(self.project(operations["a_proj"], x), FLOAT32)
+        raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
+        raw_decay = aten.function("softplus", raw_decay)
+        decay = aten.mul(decay_rate, raw_decay)
+        del decay_rate, raw_decay
+        beta = aten.scale(aten.function("sigmoid", self.project(operations["b_proj"], x)))
+        v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
+        decay, beta = aten.unsqueeze(aten.transpose(decay, 1, 2), -1), aten.transpose(beta, 1, 2)
+        output = self._delta_rule(q, k, v, decay, beta)
+        gate = aten.function("silu", self.by_head(self.project(operations["g_proj"], x), op.value_dim))
+        normed = aten.mul(
+            self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
+        )
+        return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
     def _split_and_repeat_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
-    def _decode_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference.forward."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
-        qkv = t.transpose(t.cat([self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
-        convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
+        qkv = aten.transpose(
+            aten.cat(
+                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
+            ),
+            1,
+            2,
+        )
+        convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
         width = op.heads * op.key_dim
-        q, k, v = t.split(t.transpose(convolved_qkv, 1, 2), [width, width, width])
+        q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [width, width, width])
         del convolved_qkv
-        beta = t.transpose(t.function("sigmoid", self.project(steps["b_proj"], x)), 1, 2)
-        q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
-        out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
-        normed = self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
-        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate_projection("g", steps, x)))
-        return self.project(steps["o_proj"], normed)
+        beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
+        q_heads, k_heads, v_heads = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
+        output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(operations, x), beta)
+        normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed = aten.mul(aten.flatten(normed, 2), aten.function("sigmoid", self._gate_projection("g", operations, x)))
+        return self.project(operations["o_proj"], normed)
 
-    def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
+    def _log_decay(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference._log_decay."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
-        raw_decay, bias = self._gate_projection("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
-        float_gate = t.to(raw_decay, FLOAT32)
+        raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
+        float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
-        speed = t.transpose(self.by_head(t.add(float_gate, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
+        gate_logits = aten.transpose(self.by_head(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
         del float_gate
-        negative_a = t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32))
-        negative_a = t.unsqueeze(t.unsqueeze(negative_a, -1), -1)
-        if "softplus" in steps.acts:
-            return t.mul(t.scale(negative_a, "neg"), t.function("softplus", speed))
-        return t.scale(t.function("sigmoid", t.mul(negative_a, speed)))
+        negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
+        negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
+        if "softplus" in operations.acts:
+            return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", gate_logits))
+        return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
 
-    def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
         """Runs DeltaRule.forward of both references."""
-        t = self.t
-        q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
-        q_unit = t.scale(self._unit_length(q))
+        aten = self.t
+        q, k, v, output_gradient, beta = [aten.to(x, FLOAT32) for x in (q, k, v, output_gradient, beta)]
+        q_unit = aten.scale(self._unit_length(q))
         q, k = q_unit, self._unit_length(k)
         del q_unit
-        out, next_state = self._delta_rule_step(q, k, v, g, beta, self.state_before("recurrent_state"))
+        output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.state_before("recurrent_state"))
         self.keep("recurrent_state", next_state)
-        return out
+        return output
 
     def _unit_length(self, x: Tensor) -> Tensor:
-        t = self.t
-        return t.mul(x, t.rsqrt(t.add_number(t.sum(t.square(x), keep=True))))
+        aten = self.t
+        return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keep=True))))
 
     def _delta_rule_step(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Runs DeltaRule._run_token."""
-        t = self.t
-        state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
-        predicted_values = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
-        correction = t.mul(t.sub(t.select(v, 2), predicted_values), beta)
-        state = t.add(state, t.mul(t.unsqueeze(t.select(k, 2), -1), t.unsqueeze(correction, -2)))
-        return t.unsqueeze(t.sum(t.mul(state, t.unsqueeze(t.select(q, 2), -1)), -2), 2), state
+        aten = self.t
+        state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1)))
+        predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
+        correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
+        state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(correction, -2)))
+        return aten.unsqueeze(aten.sum(aten.mul(state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2), state
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
     @compared(DECODED)
-    def decode_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
-        return self.decode_tokens(steps, x)
+    def decode_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
+        return self.decode_tokens(operations, x)
 
     @compared(DECODED)
-    def decode_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs MLSTMReference.forward."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, MatrixMemory)
-        q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
+        q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
         h, state = self._decode_memory_token(
             q,
             k,
             v,
-            self._float_gate(steps["igate"], x, op.heads),
-            self._float_gate(steps["fgate"], x, op.heads),
-            [t.to(y, FLOAT32) for y in cached_states],
+            self._float_gate(operations["igate"], x, op.heads),
+            self._float_gate(operations["fgate"], x, op.heads),
+            [aten.to(y, FLOAT32) for y in cached_states],
         )
-        state_copies = [t.to(y, x.dtype) for y in state]
+        state_copies = [aten.to(y, x.dtype) for y in state]
         self.keep("recurrent_state", *state_copies)
         del state_copies
-        flat_output = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
-        normed = self.norm_output(steps, flat_output, op.heads * op.value_dim)
+        flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
+        normed = self.norm_output(operations, flat_output, op.heads * op.value_dim)
         del flat_output
-        out = t.mul(t.function("sigmoid", self.project(steps["ogate"], x)), normed)
-        return self.project(steps["out_proj"], out)
+        output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed)
+        return self.project(operations["out_proj"], output)
 
-    def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
+    def _float_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Runs MLSTMReference._split_heads."""
-        t = self.t
-        y = t.to(self.project(step, x), FLOAT32)
-        return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
+        aten = self.t
+        y = aten.to(self.project(operation, x), FLOAT32)
+        return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
-    def _float_gate(self, step: Step, x: Tensor, heads: Any) -> Tensor:
+    def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Runs MLSTMReference._gate."""
-        scaled_gate = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
+        scaled_gate = self.t.scale(self.t.select(self._float_heads(operation, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
@@ -288,70 +316,73 @@ class StepKernels(ScanKernels):
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core.forward of mLSTM's reference, for one token."""
-        t = self.t
-        log_f, q = self._log_sigmoid(f), t.scale(q)
+        aten = self.t
+        log_f, q = self._log_sigmoid(f), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, i, log_f, states)
-        return t.cat([h], 2), next_states
+        return aten.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
         """Computes the log-sigmoid, which allocates and frees a temporary buffer."""
-        out, _buffer = self.t.like(x), self.t.like(x)
-        return out
+        output, _buffer = self.t.like(x), self.t.like(x)
+        return output
 
     def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core._run_token."""
-        t = self.t
+        aten = self.t
         memory, norm, largest_exponent = states
-        next_exponent = t.like(t.add(log_f, largest_exponent), i)
-        decay = t.exp(t.sub(t.add(log_f, largest_exponent), next_exponent))
-        write = t.exp(t.sub(i, next_exponent))
-        decayed_memory = t.mul(t.unsqueeze(decay, -1), memory)
-        memory = t.add(decayed_memory, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
+        next_exponent = aten.like(aten.add(log_f, largest_exponent), i)
+        decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
+        write = aten.exp(aten.sub(i, next_exponent))
+        decayed_memory = aten.mul(aten.unsqueeze(decay, -1), memory)
+        memory = aten.add(
+            decayed_memory, aten.mul(aten.unsqueeze(write, -1), aten.matmul(aten.transpose(k, -1, -2), v))
+        )
         del decayed_memory
-        decayed_memory = t.mul(decay, norm)
-        norm = t.add(decayed_memory, t.mul(write, t.select(k, 2)))
+        decayed_memory = aten.mul(decay, norm)
+        norm = aten.add(decayed_memory, aten.mul(write, aten.select(k, 2)))
         del decayed_memory
-        denominator = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
-        numerator = t.matmul(q, memory)
-        denominator_bound = t.like(t.function("abs", denominator), t.exp(t.scale(next_exponent, "neg")))
-        denominator_bound = t.add_number(denominator_bound)
-        return t.div(numerator, t.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
+        denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
+        numerator = aten.matmul(q, memory)
+        denominator_bound = aten.like(aten.function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg")))
+        denominator_bound = aten.add_number(denominator_bound)
+        return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
     @compared(DECODED)
-    def next_wkv(self, step: Step) -> None:
-        self.set(step.outs[0], self._average(*map(self.get, step.ins)))
+    def next_wkv(self, operation: Step) -> None:
+        self.set(operation.outs[0], self._average(*map(self.get, operation.ins)))
 
     def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
         """Runs TimeMixReference._weighted_average."""
-        t, dtype = self.t, key.dtype
-        key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
-        time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
+        aten, dtype = self.t, key.dtype
+        key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
+        time_first, decay = aten.to(time_first, FLOAT32), aten.scale(aten.exp(aten.to(decay, FLOAT32)), "neg")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
-        _zero, (numerator, denominator, largest_exponent) = t.like(t.select(key, 1)), cached_states
-        k, v = t.select(key, 1), t.select(value, 1)
-        peak = t.like(largest_exponent, t.add(k, time_first))
-        past = t.exp(t.sub(largest_exponent, peak))
-        current_weight = t.exp(t.sub(t.add(k, time_first), peak))
-        out = [
-            t.div(
-                self._weighted_sum(past, numerator, current_weight, v), t.add(t.mul(past, denominator), current_weight)
+        _zero, (numerator, denominator, largest_exponent) = aten.like(aten.select(key, 1)), cached_states
+        k, v = aten.select(key, 1), aten.select(value, 1)
+        peak = aten.like(largest_exponent, aten.add(k, time_first))
+        past = aten.exp(aten.sub(largest_exponent, peak))
+        current_weight = aten.exp(aten.sub(aten.add(k, time_first), peak))
+        output = [
+            aten.div(
+                self._weighted_sum(past, numerator, current_weight, v),
+                aten.add(aten.mul(past, denominator), current_weight),
             )
         ]
-        peak = t.like(t.add(largest_exponent, decay), k)
-        past_next = t.exp(t.sub(t.add(largest_exponent, decay), peak))
-        now_next = t.exp(t.sub(k, peak))
+        peak = aten.like(aten.add(largest_exponent, decay), k)
+        past_next = aten.exp(aten.sub(aten.add(largest_exponent, decay), peak))
+        now_next = aten.exp(aten.sub(k, peak))
         past, current_weight = past_next, now_next
         del past_next, now_next
         numerator = self._weighted_sum(past, numerator, current_weight, v)
-        denominator = t.add(t.mul(past, denominator), current_weight)
+        denominator = aten.add(aten.mul(past, denominator), current_weight)
         largest_exponent = peak
         self.keep("recurrent_state", numerator, denominator, largest_exponent)
-        average = t.stack(out, 1)
+        average = aten.stack(output, 1)
         del (
-            out,
+            output,
             past,
             current_weight,
             numerator,
@@ -367,7 +398,7 @@ class StepKernels(ScanKernels):
             _zero,
             cached_states,
         )
-        return t.to(average, dtype)
+        return aten.to(average, dtype)
 
     def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
         """Computes past_weight · past_sum + current_weight · value."""
@@ -376,43 +407,47 @@ class StepKernels(ScanKernels):
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def decode_rglru(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs RGLRUReference.forward."""
-        t, conv = self.t, steps["conv_1d"]
-        gate = self.apply_activation(self.project(steps["linear_y"], x), steps.acts[0])
-        u = t.transpose(self.project(steps["linear_x"], x), 1, 2)
-        u = t.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
-        speed = t.to(t.function("sigmoid", self._block_linear(steps["recurrent_gate"], u)), FLOAT32)
-        speed = t.scale(speed)
+        aten, conv = self.t, operations["conv_1d"]
+        gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
+        u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
+        u = aten.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
+        recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
+        recurrent_gate = aten.scale(recurrent_gate)
         param = self.weight("recurrent_param", (u.shape[-1],))
-        log_a = t.mul(speed, t.function("softplus", t.to(param, FLOAT32)))
-        del speed
-        _is_first_token = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
-        decay = t.like(log_a)
-        saved_gates = t.like(_is_first_token, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
+        log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(param, FLOAT32)))
+        del recurrent_gate
+        _is_first_token = aten.compare(aten.unsqueeze(self.span(x.shape[1]), 1))
+        decay = aten.like(log_a)
+        saved_gates = aten.like(
+            _is_first_token, decay, aten.sqrt(aten.scale(aten.expm1(aten.scale(log_a)), "neg")), dtype=FLOAT32
+        )
         del decay
-        gated_input = t.mul(t.to(t.mul(u, self._sigmoid_gate(steps["input_gate"], u)), FLOAT32), saved_gates)
+        gated_input = aten.mul(
+            aten.to(aten.mul(u, self._sigmoid_gate(operations["input_gate"], u)), FLOAT32), saved_gates
+        )
         _cached_state = self.cached("recurrent_state")
-        states = self._recurrence_step(t.exp(log_a), gated_input, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", t.select(states, 1))
-        return self.project(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))
+        states = self._recurrence_step(aten.exp(log_a), gated_input, self.state_before("recurrent_state"))
+        self.keep("recurrent_state", aten.select(states, 1))
+        return self.project(operations["linear_out"], aten.mul(aten.to(states, x.dtype), gate))
 
-    def _sigmoid_gate(self, step: Step, x: Tensor) -> Tensor:
-        return self.t.function("sigmoid", self._block_linear(step, x))
+    def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:
+        return self.t.function("sigmoid", self._block_linear(operation, x))
 
-    def _block_linear(self, step: Step, x: Tensor) -> Tensor:
+    def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs BlockMap.forward."""
-        t, op = self.t, step.op
+        aten, op = self.t, operation.op
         assert isinstance(op, BlockLinear)
         size = exact_div(x.shape[-1], op.blocks)
-        weight = self.weight(f"{step.name}.weight", (op.blocks, size, size))
-        bias = self.weight(f"{step.name}.bias", (op.blocks, size))
-        input_blocks = t.transpose(t.flatten(t.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
-        out = t.baddbmm(t.unsqueeze(bias, 1), input_blocks, t.transpose(weight, 1, 2))
-        return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
+        weight = self.weight(f"{operation.name}.weight", (op.blocks, size, size))
+        bias = self.weight(f"{operation.name}.bias", (op.blocks, size))
+        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
+        output = aten.baddbmm(aten.unsqueeze(bias, 1), input_blocks, aten.transpose(weight, 1, 2))
+        return aten.unflatten(aten.flatten(aten.transpose(output, 0, 1), 1), 0, x.shape[:2])
 
     def _recurrence_step(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Computes a·h + b."""
-        t = self.t
-        next_state = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))
-        return t.cat([next_state, t.slice(b, 0, 1)], 1)
+        aten = self.t
+        next_state = aten.add(aten.slice(b, 1, 1), aten.mul(aten.slice(a, 1, 1), aten.unsqueeze(h, 1)))
+        return aten.cat([next_state, aten.slice(b, 0, 1)], 1)

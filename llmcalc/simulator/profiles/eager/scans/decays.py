@@ -19,74 +19,74 @@ class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     @compared(PUBLISHED)
-    def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
+    def module_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, LightningCore)
         if self.has_earlier_tokens:
-            return self.decode_tokens(steps, x)
-        q, k, v = self._lightning_heads(steps, x, op.head_dim)
-        out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
+            return self.decode_tokens(operations, x)
+        q, k, v = self._lightning_heads(operations, x, op.head_dim)
+        output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
-            self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
-            _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
+            self.states(operations["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
+            _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
             del _state
-        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
-        gate = t.function("sigmoid", self.project(steps["g_proj"], x))
-        return self.project(steps["o_proj"], t.mul(gate, normed))
+        normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
+        return self.project(operations["o_proj"], aten.mul(gate, normed))
 
-    def _lightning_heads(self, steps: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
+    def _lightning_heads(self, operations: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {letter: self.project(steps[f"{letter}_proj"], x) for letter in "qkv"}
-        turns = dict(zip("qk", (step for step in steps.all if step.verb == "rope"), strict=False))
+        projections = {letter: self.project(operations[f"{letter}_proj"], x) for letter in "qkv"}
+        turns = dict(zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False))
         heads = []
         for letter, projected in projections.items():
             y = self.by_head(projected, head_dim)
-            if f"{letter}_norm" in steps:
-                y = self._normalize_with(steps[f"{letter}_norm"], y)
+            if f"{letter}_norm" in operations:
+                y = self._normalize_with(operations[f"{letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
             if letter in turns:
                 y = self.rotate(y, turns[letter])
-            heads.append(self.apply_activation(y, steps.acts[0]))
+            heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 
-    def decode_tokens(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_tokens(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs one token after the other from a state (LightningReference.forward)."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DecayScan)
         _cached_state = self.cached("recurrent_state")
-        q, k, v = self._lightning_heads(steps, x, op.head_dim)
-        out, state = self._decode_from_state(q, k, v)
+        q, k, v = self._lightning_heads(operations, x, op.head_dim)
+        output, state = self._decode_from_state(q, k, v)
         self.keep("recurrent_state", state)
-        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
-        gated = t.function("sigmoid", self.project(steps["g_proj"], x))
-        gated = t.mul(gated, normed)
-        return self.project(steps["o_proj"], gated)
+        normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        gated = aten.function("sigmoid", self.project(operations["g_proj"], x))
+        gated = aten.mul(gated, normed)
+        return self.project(operations["o_proj"], gated)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
-        t, (batch, heads, tokens, size) = self.t, q.shape
+        """Runs Core.forward of the reference. The outputs of all but the last token are one tensor here."""
+        aten, (batch, heads, tokens, head_size) = self.t, q.shape
         slope = self._decay_slopes(heads)
         cached_state = self.cached("recurrent_state")
         assert cached_state is not None
-        state, out = cached_state[0], []
-        q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
+        state, output = cached_state[0], []
+        q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
-            out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
+            output.append(aten.new((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
-            decayed_state = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
-            state = t.add(decayed_state, t.matmul(t.transpose(k, -1, -2), v))
+            decayed_state = aten.mul(aten.to(aten.exp(aten.scale(slope, "neg")), q.dtype), state)
+            state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
-        out.append(t.matmul(q, state))
-        return t.cat(out, 2), state
+        output.append(aten.matmul(q, state))
+        return aten.cat(output, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
 
     @compared(PUBLISHED)
-    def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+    def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, MatrixMemory)
         rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(rows, op.chunk):
@@ -94,24 +94,26 @@ class DecayKernels(AttentionKernels, ScanModules):
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
             )
-        q, k, v = (self.project(steps[name], x) for name in "qkv")
-        output_gate = self.project(steps["ogate"], x)
-        input_gate, forget_gate = (self._soft_cap(self.project(steps[name], x)) for name in ("igate", "fgate"))
-        q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
-        v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
-        input_gate, forget_gate = t.transpose(input_gate, 1, 2), t.transpose(forget_gate, 1, 2)
+        q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
+        output_gate = self.project(operations["ogate"], x)
+        input_gate, forget_gate = (
+            self._soft_cap(self.project(operations[operation_name], x)) for operation_name in ("igate", "fgate")
+        )
+        q, k = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
+        v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
+        input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)
         if self.store is None:
-            h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, input_gate, forget_gate, op.chunk)
+            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                t, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(steps["recurrent_state"])
+                aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(operations["recurrent_state"])
             )
-            self.states(steps["recurrent_state"], *self.memory_shapes(op))
-        h = t.transpose(h, 1, 2)
-        norm = steps["norm"]
-        normed = self.norm(t.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
-        out = t.mul(t.function("sigmoid", output_gate), normed)
-        return self.project(steps["out_proj"], out)
+            self.states(operations["recurrent_state"], *self.memory_shapes(op))
+        h = aten.transpose(h, 1, 2)
+        norm = operations["norm"]
+        normed = self.norm(aten.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
+        output = aten.mul(aten.function("sigmoid", output_gate), normed)
+        return self.project(operations["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
         """Returns the shapes of the matrix memory, its normalizer and the largest exponent of each head."""
@@ -127,9 +129,9 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     @compared(PUBLISHED)
-    def scan_wkv(self, step: Step) -> None:
-        key, value, time_first, decay = map(self.get, step.ins)
-        state, size = self.find_step("recurrent_state"), key.shape[-1:]
-        self.states(state, size, size, size)
+    def scan_wkv(self, operation: Step) -> None:
+        key, value, time_first, decay = map(self.get, operation.ins)
+        state, head_size = self.find_step("recurrent_state"), key.shape[-1:]
+        self.states(state, head_size, head_size, head_size)
         has_cache = self.store is not None
-        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))
+        self.set(operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))

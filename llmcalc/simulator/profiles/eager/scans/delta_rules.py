@@ -17,84 +17,90 @@ class DeltaRuleKernels(ScanModules):
     """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
-    def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
-        assert isinstance(steps["core"].op, DeltaRule)
-        return (self.kimi_delta if steps["core"].op.by_channel else self.gated_delta)(steps, x)
+    def module_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+        assert isinstance(operations["core"].op, DeltaRule)
+        return (self.kimi_delta if operations["core"].op.by_channel else self.gated_delta)(operations, x)
 
-    def gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
-            projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            projections = [
+                self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
+            ]
             widths = [projection.shape[-1] for projection in projections]
-            qkv = t.cat(projections)
+            qkv = aten.cat(projections)
             del projections
-            kernel = steps["conv1d"].options["kernel"]
-            qkv_weight = t.cat(
-                [self._convolution_weight(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0
+            kernel = operations["conv1d"].options["kernel"]
+            qkv_weight = aten.cat(
+                [
+                    self._convolution_weight(operation_name, n, kernel)
+                    for operation_name, n in zip("qkv", widths, strict=True)
+                ],
+                0,
             )
-            qkv = fla.causal_conv1d(t, qkv, qkv_weight)
-            q, k, v = t.split(qkv, widths)
+            qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
+            q, k, v = aten.split(qkv, widths)
         else:
-            self._keep_convolved(steps)
-            q, k, v = (self._convolve_by_name(name, steps, x) for name in "qkv")
+            self._keep_convolved(operations)
+            q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
-        beta = self.project(steps["b_proj"], x)
+        beta = self.project(operations["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
-        gate = self.project(steps["a_proj"], x)
-        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        gate = self.project(operations["a_proj"], x)
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if self.store is not None and x.shape[1] <= fla.FEW:
-            o = fla.fused_recurrent(t, v)
+            o = fla.fused_recurrent(aten, v)
         else:
-            o = fla.chunk_gated_delta_rule(t, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
+            o = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
         if self.store is None:
             del gate
-        g = self.by_head(self.project(steps["g_proj"], x), op.value_dim)
-        has_bias = steps["norm"].options["spec"].has_bias
+        g = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        has_bias = operations["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
-        o = fla.layer_norm_gated(t, o, g, weight, bias, self.accelerator)
-        o = t.flatten(o, 2)
-        return self.project(steps["o_proj"], o)
+        o = fla.layer_norm_gated(aten, o, g, weight, bias, self.accelerator)
+        o = aten.flatten(o, 2)
+        return self.project(operations["o_proj"], o)
 
-    def _keep_convolved(self, steps: Steps) -> None:
+    def _keep_convolved(self, operations: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions as one tensor."""
-        conv = steps["conv1d"]
-        self.states(steps["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
+        conv = operations["conv1d"]
+        self.states(operations["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
     def _convolution_weight(self, name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
-    def kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
-        t, op = self.t, steps["core"].op
+        aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
-        self._keep_convolved(steps)
-        q, k, v = (self._convolve_by_name(name, steps, x) for name in "qkv")
-        g = self._gate_projection("f", steps, x)
-        beta = self.project(steps["b_proj"], x)
+        self._keep_convolved(operations)
+        q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
+        g = self._gate_projection("f", operations, x)
+        beta = self.project(operations["b_proj"], x)
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
-        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
-        o = fla.fused_recurrent(t, v) if runs_recurrently else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
+        o = fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(
-            t, o, self.by_head(self._gate_projection("g", steps, x), op.value_dim), weight, self.accelerator
+            aten, o, self.by_head(self._gate_projection("g", operations, x), op.value_dim), weight, self.accelerator
         )
-        o = t.flatten(o, 2)
-        return self.project(steps["o_proj"], o)
+        o = aten.flatten(o, 2)
+        return self.project(operations["o_proj"], o)
 
-    def _convolve_by_name(self, name: str, steps: Steps, x: Tensor) -> Tensor:
-        y = self.project(steps[f"{name}_proj"], x)
+    def _convolve_by_name(self, name: str, operations: Steps, x: Tensor) -> Tensor:
+        y = self.project(operations[f"{name}_proj"], x)
         return fla.causal_conv1d(
-            self.t, y, self._convolution_weight(name, y.shape[-1], steps["conv1d"].options["kernel"])
+            self.t, y, self._convolution_weight(name, y.shape[-1], operations["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, name: str, operations: Steps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two of low rank."""
-        if f"{name}_proj" in steps:
-            return self.project(steps[f"{name}_proj"], x)
-        return self.project(steps[f"{name}_b_proj"], self.project(steps[f"{name}_a_proj"], x))
+        if f"{name}_proj" in operations:
+            return self.project(operations[f"{name}_proj"], x)
+        return self.project(operations[f"{name}_b_proj"], self.project(operations[f"{name}_a_proj"], x))

@@ -1,4 +1,4 @@
-"""Access to the steps of a module by name."""
+"""Access to the operations of a module by name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .....flow.program import Alternatives, Item, Scope, Step
 
 
 class Steps:
-    """The steps of a module by name, without its submodules; of alternatives, the first branch.
+    """The operations of a module by name, without submodules; of alternative branches, the first.
 
     named: name → step. acts: the names of its activations, in their order.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.all: list[Step] = list(module_steps(scope))
-        self.named: dict[str, Step] = {step.name: step for step in self.all if step.name}
-        self.acts: list[str] = [step.options["kind"] for step in self.all if step.verb == "act"]
+    def __init__(self, module_scope: Scope) -> None:
+        self.all: list[Step] = list(module_steps(module_scope))
+        self.named: dict[str, Step] = {operation.name: operation for operation in self.all if operation.name}
+        self.acts: list[str] = [operation.options["kind"] for operation in self.all if operation.verb == "act"]
 
     def __contains__(self, name: str) -> bool:
         return name in self.named
@@ -25,9 +25,9 @@ class Steps:
         return self.named[name]
 
 
-def module_steps(scope: Scope) -> Iterator[Step]:
-    """Returns the steps of a module without its submodules; of alternatives, the first branch."""
-    for item in scope.items:
+def module_steps(module_scope: Scope) -> Iterator[Step]:
+    """Returns the operations of a module without its submodules; of alternative branches, the first."""
+    for item in module_scope.items:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))
         elif isinstance(item, Step):
@@ -35,7 +35,7 @@ def module_steps(scope: Scope) -> Iterator[Step]:
 
 
 def every_step(items: list[Item]) -> Iterator[Step]:
-    """Yields all steps of some items, in all alternatives."""
+    """Yields all operations of these program items, in every alternative branch."""
     for item in items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():

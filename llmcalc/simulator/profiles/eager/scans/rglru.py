@@ -22,70 +22,72 @@ class RgLruKernels(ScanModules):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
-    def module_rglru(self, steps: Steps, x: Tensor) -> Tensor:
+    def module_rglru(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
-        t = self.t
-        y = self.apply_activation(self.project(steps["linear_y"], x), steps.acts[0])
-        u = t.transpose(self.project(steps["linear_x"], x), 1, 2)
-        conv = steps["conv_1d"]
+        aten = self.t
+        y = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
+        u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
+        conv = operations["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.options["kernel"]))
-        self.states(steps["recurrent_state"], (conv.outs[0].width,))
-        self.keep_inputs(steps["conv_state"], u)
-        u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.options["kernel"] - 1)
-        u = self._rglru(t.transpose(t.slice(u, x.shape[1]), 1, 2), steps["input_gate"])
-        out = t.mul(u, y)
-        return self.project(steps["linear_out"], out)
+        self.states(operations["recurrent_state"], (conv.outs[0].width,))
+        self.keep_inputs(operations["conv_state"], u)
+        u = aten.convolution(u, weight, self.bias(conv), u.shape[2] + conv.options["kernel"] - 1)
+        u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), operations["input_gate"])
+        output = aten.mul(u, y)
+        return self.project(operations["linear_out"], output)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
         """Runs `RecurrentGemmaRglru.forward`."""
-        t, (batch, tokens, width) = self.t, u.shape
+        aten, (batch, tokens, width) = self.t, u.shape
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
         size = exact_div(width, blocks)
-        reset = t.new((1, tokens, 1), BOOL)
-        input_blocks = t.transpose(t.reshape(u, (batch * tokens, blocks, size)), 0, 1)
+        reset = aten.new((1, tokens, 1), BOOL)
+        input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, blocks, size)), 0, 1)
 
         def gated(name: str) -> tuple[Tensor, Tensor]:
-            bias = t.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
-            gate_logits = t.baddbmm(bias, input_blocks, self.weight(f"{name}.weight", (blocks, size, size)))
-            return gate_logits, t.function("sigmoid", t.reshape(t.transpose(gate_logits, 0, 1), (batch, tokens, width)))
+            bias = aten.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
+            gate_logits = aten.baddbmm(bias, input_blocks, self.weight(f"{name}.weight", (blocks, size, size)))
+            return gate_logits, aten.function(
+                "sigmoid", aten.reshape(aten.transpose(gate_logits, 0, 1), (batch, tokens, width))
+            )
 
         _res, input_gate = gated("input_gate")
         _res, recurrent_gate = gated("recurrent_gate")
         param = self.weight("recurrent_param", (width,))
-        log_gate = t.mul(t.scale(recurrent_gate), t.function("softplus", param))
-        recurrent_gate = t.exp(log_gate)
-        square = t.exp(t.scale(log_gate))
-        gated_inputs = t.mul(u, input_gate)
-        multiplier = self._bounded_sqrt(t.scale(square, "rsub"))
-        multiplier = t.add(reset, t.mul(t.like(reset), multiplier))
-        x = t.mul(gated_inputs, multiplier)
+        log_gate = aten.mul(aten.scale(recurrent_gate), aten.function("softplus", param))
+        recurrent_gate = aten.exp(log_gate)
+        square = aten.exp(aten.scale(log_gate))
+        gated_inputs = aten.mul(u, input_gate)
+        multiplier = self._bounded_sqrt(aten.scale(square, "rsub"))
+        multiplier = aten.add(reset, aten.mul(aten.like(reset), multiplier))
+        x = aten.mul(gated_inputs, multiplier)
         return self._loop_over_tokens(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
         """Runs `SqrtBoundDerivative`."""
-        t = self.t
+        aten = self.t
 
-        def backward(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
-            clipped_x = t.like(t.like(x))
-            return [t.like(g, t.like(clipped_x))]
+        def backward(output_gradient: Tensor, _: Any, x: Tensor) -> list[Tensor]:
+            clipped_x = aten.like(aten.like(x))
+            return [aten.like(output_gradient, aten.like(clipped_x))]
 
-        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), backward, x)
+        return record(aten.graph, "SqrtBoundDerivative", (x,), aten.like(x), backward, x)
 
     def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
-        t, (batch, tokens, width) = self.t, x.shape
-        gate = t.mul(gate, t.like(reset))
-        state, states = t.new((batch, width), FLOAT32), t.like(x)
+        aten, (batch, tokens, width) = self.t, x.shape
+        gate = aten.mul(gate, aten.like(reset))
+        state, states = aten.new((batch, width), FLOAT32), aten.like(x)
         if tokens > ONE_BY_ONE:
             states, state = self._first_tokens(x, gate, states, state, tokens - ONE_BY_ONE)
         for _ in range(min(tokens, ONE_BY_ONE)):
-            state = t.mul(t.to(t.select(gate, 1), FLOAT32), state)
-            state = t.add(state, t.to(t.select(x, 1), FLOAT32))
-            states = t.write_into(states, t.to(state, x.dtype))
+            state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), state)
+            state = aten.add(state, aten.to(aten.select(x, 1), FLOAT32))
+            states = aten.write_into(states, aten.to(state, x.dtype))
         if self.store is None:
             self.left[self.module_path()] = state
         return states
@@ -97,14 +99,16 @@ class RgLruKernels(ScanModules):
 
         The most is held while the last tokens run, and while their gradients are computed.
         """
-        graph, (batch, _, width) = self.graph, x.shape
+        autograd_graph, (batch, _, width) = self.graph, x.shape
 
-        def backward(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
-            return [graph.new(input_shape, dtype)]
+        def backward(output_gradient: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
+            return [autograd_graph.new(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
-        if recorded(graph, (x,)):
-            saved_tensors = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
-            record(graph, "tokens", (x,), view, backward, state, *saved_tensors)
-        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), backward)
+        if recorded(autograd_graph, (x,)):
+            saved_tensors = [
+                autograd_graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)
+            ]  # gates and states
+            record(autograd_graph, "tokens", (x,), view, backward, state, *saved_tensors)
+        return view, record(autograd_graph, "token", (gate,), autograd_graph.new(state.shape, state.dtype), backward)
