@@ -66,7 +66,7 @@ class ComputeUnits(Record):
 
 
 class Configuration(Record):
-    """One memory size in which an accelerator is sold, and the figures that differ with it, as in `Hardware`.
+    """One memory size in which an accelerator is sold, with the figures that differ with the size, as in `Hardware`.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
@@ -158,7 +158,7 @@ class Hardware(Record):
         return self
 
     def peak(self, dtype: str) -> int:
-        """Returns the dense peak FLOP/s in a number format, given by its full name.
+        """Returns the dense peak FLOP/s in a number format, such as `bfloat16`.
 
         Raises `InputError` if no peak is known for it.
         """
@@ -208,7 +208,7 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The verdict whether a run fits on one accelerator.
+    """The verdict whether a run's memory fits on one accelerator.
 
     needed: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
@@ -235,7 +235,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes as a share of the capacity; above 1 if they do not fit."""
+        """The required bytes over the capacity; above 1 if they do not fit."""
         return self.needed / self.capacity
 
     @property

@@ -87,7 +87,7 @@ def _letters_and_digits(name: str) -> str:
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name within at most two typing errors of `name`; empty if no name is near.
+    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
@@ -114,7 +114,7 @@ def edit_distance(first_name: str, second_name: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Formats a wrong value for an error message, cut to 60 characters."""
+    """Formats a wrong value for an error message, shortened to 60 characters."""
     try:
         text = (
             repr(value)

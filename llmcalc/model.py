@@ -201,7 +201,7 @@ class ModelSpec(Part):
             )
 
     def _weight_role(self, name: str) -> Role:
-        """Returns the role of the embedding or of the head: `shared` if it is the target model's."""
+        """Returns the role of the embedding's or head's weight: `shared` if it belongs to the target model."""
         return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
@@ -252,13 +252,13 @@ class ModelSpec(Part):
 
     @property
     def main(self) -> Stack:
-        """The stack that computes the output: the decoder, or the encoder of an encoder-only model."""
+        """The stack of layers that computes the output: the decoder, or the encoder of an encoder-only model."""
         stack = self.decoder if self.decoder is not None else self.encoder
         assert stack is not None
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that read the model's output beside the head."""
+        """The components that read the final hidden states, in addition to the output head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [part for part in parts if part is not None]
 
@@ -346,19 +346,21 @@ class ModelSpec(Part):
 
     @property
     def _reads_own_input(self) -> bool:
-        """Whether the encoder has its own stem or token embedding."""
+        """Whether the encoder has a stem or token embedding of its own, separate from the decoder's embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
-    def _projected_embeddings(self, f: Flow, x: Value, hidden: Axis) -> Value:
+    def _projected_embeddings(self, recorder: Flow, x: Value, hidden: Axis) -> Value:
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
-            x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
-            f.hold(neighbours=x)
+            x = recorder.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            recorder.hold(neighbours=x)
         weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
-        f.memo["embed_proj"] = weight
-        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight)
+        recorder.memo["embed_proj"] = weight
+        return recorder.linear(
+            "embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight
+        )
 
     @property
     def _source_rows(self) -> Rows:
@@ -366,52 +368,56 @@ class ModelSpec(Part):
         stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if stem is None else stem.positions
 
-    def _encoder_output(self, f: Flow, encoder: Stack, x: Value) -> Value:
+    def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""
         width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:
             return encoder.flow(
-                f, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
+                recorder, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
             )
-        return encoder.flow(f, x, width)
+        return encoder.flow(recorder, x, width)
 
-    def _record_output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight) -> None:
-        """Records the parts that read the hidden states, and the towers."""
-        f.hold(x=x)
+    def _record_output(
+        self, recorder: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight
+    ) -> None:
+        """Records the components that read the final hidden states, and the vision and audio encoders."""
+        recorder.hold(x=x)
         values_read: dict[str, Value] = {}
         for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if part is not None:
-                values_read[name] = f.part(name, part, x, role=part.role, stack=self.main)
+                values_read[name] = recorder.part(name, part, x, role=part.role, stack=self.main)
         if self.pooler is not None:
-            f.hold(pooled=values_read["pooler"])
+            recorder.hold(pooled=values_read["pooler"])
         output_states = x
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             rows = x.rows if self.head.type in ("none", "projection") else LOGITS
-            weight = f.memo["embed_proj"] if self.tied_projection else None
-            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
-        f.result = x
+            weight = recorder.memo["embed_proj"] if self.tied_projection else None
+            x = recorder.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
+        recorder.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
-            f.result = f.part("classifier", self.head, pooled_vector)
+            recorder.result = recorder.part("classifier", self.head, pooled_vector)
         if self.head.type == "projection":
-            f.result = f.part("projection", self.head, x)
+            recorder.result = recorder.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
             role = self._weight_role("lm_head")
-            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role)
+            recorder.result = recorder.part(
+                "lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role
+            )
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
                 proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-                f.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
+                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
             if self.mtp is not None:
                 assert output is not None
-                self.mtp.flow(f, output_states, self.main, vocab, table, output)
+                self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
         if self.towers:
-            with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
-                record_towers(f, self.towers)
+            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
+                record_towers(recorder, self.towers)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
@@ -426,7 +432,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Transposed(nn.Module):
-        """A linear layer with the weight of another, transposed."""
+        """A linear layer that uses the transposed weight of another linear layer."""
 
         def __init__(self, linear: nn.Linear) -> None:
             super().__init__()
@@ -518,7 +524,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns path of a layer that equals an earlier layer → path of the first such layer."""
+            """Returns for each layer that equals an earlier layer (by path) the path of the first equal layer."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
@@ -539,18 +545,18 @@ def _reference_class() -> type[nn.Module]:
                 x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:
+        def hidden_states(self, ids: Tensor, source: Tensor | None, forward_pass: Run) -> Tensor:
             if not hasattr(self, "encoder"):
-                only_stack: Tensor = self._only[0].forward(self.embed(ids), run)
+                only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_pass)
                 return only_stack
             if source is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                run.memory = self.encoder(
+                forward_pass.memory = self.encoder(
                     source if reads_features else self.embed(source),
-                    Run(grouped_experts=run.grouped_experts, expert_capacity=run.expert_capacity),
+                    Run(grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity),
                 )
-            out: Tensor = self.decoder(self.embed(ids), run)
+            out: Tensor = self.decoder(self.embed(ids), forward_pass)
             return out
 
         def forward(

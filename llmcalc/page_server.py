@@ -100,7 +100,7 @@ class PageServer:
         Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Ends a server that was started."""
+        """Stops the server that `start` has started."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -42,7 +42,7 @@ class Record(BaseModel):
 
 
 class Source(Record):
-    """The source of facts, such as a paper, a datasheet or a config.
+    """The source of published figures, such as a paper, a datasheet or a config.
 
     gives: the kind of facts (`config`, `paper`, `weights`).
     url: the page or the file.

@@ -64,7 +64,7 @@ def assert_counts(
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Returns a context that restores the module's buffers and torch's random state after a pass."""
+    """Returns a context manager that restores the module's buffers and torch's random state after a pass."""
     import torch
 
     buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

@@ -153,7 +153,7 @@ def flops(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Prints a share in percent: `86.9 %`."""
+    """Prints a fraction in percent: `86.9 %`."""
     return f"{100 * value:.{digits}f} %"
 
 

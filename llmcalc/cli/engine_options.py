@@ -83,7 +83,7 @@ class EngineCommand(Command):
         return names if len(names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
-        """Returns llmcalc's own options → whether they take a value."""
+        """Returns for each option of llmcalc whether it takes a value."""
         names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
             name: not option.is_flag
@@ -120,7 +120,10 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
 
 
 def starts_servers(launch: Path) -> bool:
-    """Whether a launch file starts servers. Raises `InputError` for a file that cannot be read as its kind."""
+    """Whether a launch file starts servers of inference engines.
+
+    Raises `InputError` for a file that cannot be parsed.
+    """
     from ..frameworks.server_files.read import starts_any
 
     return starts_any(launch)
@@ -140,7 +143,7 @@ def show_servers(
     writing: Writing,
     table: str | None,
 ) -> None:
-    """Shows the answers about a launch file's servers, or about engines with TARGET. Exit code 1 if any is not ok.
+    """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
 
     ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
     """

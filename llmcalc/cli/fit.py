@@ -18,7 +18,7 @@ from .target_options import Reading, Writing, takes_target
 
 
 class COMMAND(EngineCommand):
-    """The command `fit`, which keeps its own options for users, lengths and devices beside an engine's flags."""
+    """The command `fit`, whose options for users, lengths and devices take precedence over an engine's flags."""
 
     beside_engines = ("users", "seq", "devices")
 

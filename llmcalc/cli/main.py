@@ -179,7 +179,7 @@ def _program_name() -> str:
 
 
 def _print_error(message: str) -> int:
-    """Prints the error without remarks, and returns exit code 2."""
+    """Prints the error, drops collected remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2

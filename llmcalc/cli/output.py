@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a file that receives its name only after it is written completely. A link's target is replaced.
+    """Opens a temporary file that is renamed to its path after it is written completely. A link's target is replaced.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -135,7 +135,7 @@ class _Signalled(BaseException):
 
 @contextmanager
 def _finally_on_signals() -> Iterator[None]:
-    """Returns a context whose `finally` clauses run when a signal ends the process.
+    """Returns a context manager in which `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.

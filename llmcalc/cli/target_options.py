@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the options change the model."""
+        """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 
     def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:

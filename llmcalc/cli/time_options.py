@@ -1,4 +1,4 @@
-"""Options of the commands that estimate time, and the run that these options describe."""
+"""Options of the commands that estimate time, and the timed run that these options describe."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ TIME_OPTIONS = {
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A timed run, as the command line describes it.
+    """The run to time, as the command line describes it.
 
     settings, layout: the run and its layout.
     values: the options of `TIME_OPTIONS` by name.
@@ -167,7 +167,7 @@ class TimedRun:
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Answers the question. more: further fields of `TimeOptions`."""
+        """Returns the answer about the run's time. more: further fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 

@@ -106,7 +106,7 @@ def _option_name(parameter: Any) -> str:
 
 
 def _argument_name(tool: str, parameter: Any) -> str:
-    """Returns the argument of `llmcalc.TOOL` that corresponds to a parameter of the command."""
+    """Returns the argument of the API function that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
         return "models" if tool == "compare" else "model"
     return _option_name(parameter).replace("-", "_")
@@ -151,7 +151,7 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Returns the JSON document of a tool's answer. arguments: by their names in the schema.
+    """Calls a tool and returns its answer as a JSON document. arguments: by their names in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """

@@ -56,24 +56,24 @@ class SubsamplingStem(Stem):
         rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        y = f.frames = x if x.fixed else self.frames_read()
+        y = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, size in enumerate(self.conv_kernel_sizes):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
-            values, gate = f.split(gated_features, half, half)
-            y = f.mul(values, f.act(gate, "sigmoid"))
+            gated_features = recorder.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
+            values, gate = recorder.split(gated_features, half, half)
+            y = recorder.mul(values, recorder.act(gate, "sigmoid"))
         return y
 
     def frames(self, batch: int, source: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
         return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
 
-    def reference(self, context: Context) -> nn.Module:
-        return _subsampling_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _subsampling_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -93,22 +93,25 @@ class WaveformStem(Stem):
     def frames_read(self) -> Value:
         return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        samples = f.frames = x if x.fixed else self.frames_read()
+        samples = recorder.frames = x if x.fixed else self.frames_read()
         axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
-        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
-        y = f.part("groupnorm", Norm(type="layernorm"), y)
+        y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
+        y = recorder.part("groupnorm", Norm(type="layernorm"), y)
         second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
-        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second_rows), "gelu")
-        return f.act(f.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
+        y = recorder.act(
+            recorder.conv("conv2", y, Axis("channels", 2 * recorder.n(axes)), kernel=7, bias=True, rows=second_rows),
+            "gelu",
+        )
+        return recorder.act(recorder.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
     def frames(self, batch: int, source: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
         return batch, 384 * source + 511
 
-    def reference(self, context: Context) -> nn.Module:
-        return _waveform_class()(context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _waveform_class()(model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -176,11 +176,11 @@ class Component(Part):
         reference: ClassVar[Callable[..., nn.Module]]
     else:
 
-        def flow(self, f: Flow, x: Value) -> Value:
+        def flow(self, recorder: Flow, x: Value) -> Value:
             """Records the operations that compute the part's output from x, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, context: Context) -> "nn.Module":
+        def reference(self, model_properties: Context) -> "nn.Module":
             """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -287,25 +287,28 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
-    def check_place(self, place: Standing, head_dim: int) -> None:
+    def check_place(self, stack_position: Standing, head_dim: int) -> None:
         """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
-        if place.side not in self.sides:
+        if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected_place}"
+                f"{stack_position.where}.position.type: '{kind}' is for attention {directions}; expected "
+                f"{expected_place}"
             )
 
-    def check_heads(self, sizes: HeadSizes) -> None:
+    def check_heads(self, head_sizes: HeadSizes) -> None:
         """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         """The parts of the stack that the encoding needs, as in `TokenMixer.requires`."""
         return {}
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
         """Returns the queries for the product with the keys, and the term that is added to the scores.
 
         biases: whether the query and the key projection have a bias.
@@ -356,7 +359,7 @@ class TokenMixer(Component):
         """The mixer without a sliding window or chunks: every token attends to all earlier tokens."""
         return self
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         """The mixer with other numbers and sizes of its heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
@@ -371,7 +374,7 @@ class TokenMixer(Component):
         """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
         return None
 
-    def share_bias(self, f: Flow, x: Value) -> None:
+    def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the bias that all layers of a stack add to their scores, before the first layer.
 
         x: the input of the first layer.
@@ -389,11 +392,11 @@ class TokenMixer(Component):
         sharing_key = self.sharing_key_of()
         return {} if sharing_key is None else {sharing_key: self.borrows()}
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if the mixer cannot be used in that place."""
-        if place.side not in self.sides:
+        if stack_position.side not in self.sides:
             kind = type(self).model_fields["type"].default
-            raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+            raise ValueError(f"{stack_position.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class LayerParts(Protocol):
@@ -411,7 +414,7 @@ class StackPart(Component):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the part does not fit these layers. layers: kind, as in `pattern` → layer."""
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if a stack of that width and side cannot have the part."""
 
 
@@ -461,7 +464,7 @@ class Nothing(Part):
 
     type: Literal["none"] = "none"
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
-        if place.side != "decoder":
-            raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")
+        if stack_position.side != "decoder":
+            raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

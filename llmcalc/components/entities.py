@@ -44,28 +44,28 @@ class Entities(StackPart):
     def source(self) -> str:
         return "Yamada et al. 2020, §3.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tables and the head. x: the input of the layers, as wide as they are."""
         vocab = Axis("entities", self.entity_vocab_size)
         size = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
-        y, table = f.table("embed_entities", vocab, *size, of=x.rows, kind=self.kind)
+        y, table = recorder.table("embed_entities", vocab, *size, of=x.rows, kind=self.kind)
         if self.entity_emb_size is not None:
-            y = f.linear("proj", y, *x.axes, kind=self.kind)
+            y = recorder.linear("proj", y, *x.axes, kind=self.kind)
         for name, rows in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
-            row, _ = f.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
-            y = f.add(y, row)
-        y = f.part("norm", self.norm, y)
-        return y if self.prediction is None else self._record_head(f, y, size, vocab, table)
+            row, _ = recorder.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
+            y = recorder.add(y, row)
+        y = recorder.part("norm", self.norm, y)
+        return y if self.prediction is None else self._record_head(recorder, y, size, vocab, table)
 
-    def _record_head(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
+    def _record_head(self, recorder: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
         """Records the head that predicts entities. table: the weight of the entities' embedding table."""
-        with f.scope("prediction", kind="lm_head"):
-            y = f.part("norm", self.norm, f.act(f.linear("dense", x, *size, bias=True), "gelu"))
+        with recorder.scope("prediction", kind="lm_head"):
+            y = recorder.part("norm", self.norm, recorder.act(recorder.linear("dense", x, *size, bias=True), "gelu"))
             output = table if self.prediction == "tied" else None
-            return f.linear("decoder", y, vocab, bias=True, weight=output)
+            return recorder.linear("decoder", y, vocab, bias=True, weight=output)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -94,15 +94,15 @@ def _reference_class() -> type[nn.Module]:
     class EntitiesReference(nn.Module):
         """The tables of entities and the head; they do not run."""
 
-        def __init__(self, spec: Entities, context: Context) -> None:
+        def __init__(self, spec: Entities, model_properties: Context) -> None:
             super().__init__()
-            hidden, size = context.hidden_size, spec.entity_emb_size or context.hidden_size
+            hidden, size = model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, size)
             if spec.entity_emb_size is not None:
                 self.proj = nn.Linear(size, hidden, bias=False)
             self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden)
             self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
-            self.norm = spec.norm.reference(context)
+            self.norm = spec.norm.reference(model_properties)
             if spec.prediction is not None:
                 self.prediction = Prediction(spec, hidden, size)
             if spec.prediction == "tied":

@@ -64,11 +64,11 @@ class Norm(Component):
     def source(self) -> str:
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return f.norm("", x, self)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return recorder.norm("", x, self)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -66,7 +66,7 @@ class Proposal(OutputPart):
     def source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
         """Records the part. x: the hidden states.
 
         vocab, proposed: the axes of the tokens read and of those proposed.
@@ -74,40 +74,42 @@ class Proposal(OutputPart):
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
-            token = self._previous_token_bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
+            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = Beside(((size,), (size,), (size,)))
-            f.linear("gru_input", x, gates)
-            f.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
+            recorder.linear("gru_input", x, gates)
+            recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
-            joined_input = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
-            f.linear("gru_up", f.act(f.linear("gru_down", joined_input, rank), "silu"), proposed)
+            joined_input = recorder.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            recorder.linear("gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed)
         if self.confidence:
             bias_input = x
             if self.confidence_reads_token and token is not None:
-                bias_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            f.linear("confidence", bias_input, Axis("score", 1), bias=True)
+                bias_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            recorder.linear("confidence", bias_input, Axis("score", 1), bias=True)
         if self.state_size is not None:
-            f.linear("state_proj", x, Axis("state", self.state_size))
+            recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
-    def _previous_token_bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
         """Records the bias by previous token, and returns the bias of the previous token."""
-        token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
+        token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
-            joined_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            projected = f.mul(f.act(f.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token)
+            joined_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            projected = recorder.mul(
+                recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
+            )
         elif self.markov == "rnn":
-            joined_input = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
-            f.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
-        f.linear("markov_w2", projected, proposed)
+            joined_input = recorder.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
+            recorder.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
+        recorder.linear("markov_w2", projected, proposed)
         return token
 
-    def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
+    def reference(self, model_properties: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
         """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
-        return _reference_class()(self, context.hidden_size, vocab_size, proposed)
+        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -19,7 +19,7 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(
-    x: Tensor, run: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
+    x: Tensor, forward_pass: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
 ) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
@@ -28,9 +28,9 @@ def rotate(
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:
-        return _cos_sin(run.span(start, end, x.device), dim, theta, x)
+        return _cos_sin(forward_pass.span(start, end, x.device), dim, theta, x)
 
-    cos, sin = run.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
+    cos, sin = forward_pass.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
     return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)
 
 

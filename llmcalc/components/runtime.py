@@ -160,10 +160,10 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = limit
 
-        def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
-            if run.store is None:
+        def forward(self, forward_pass: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
+            if forward_pass.store is None:
                 return new_tensors
-            cached_tensors = run.store.get(self)
+            cached_tensors = forward_pass.store.get(self)
             if (
                 cached_tensors is not None and self.limit is not None
             ):  # the oldest token leaves the window when a new one enters
@@ -178,7 +178,9 @@ def cache_class() -> type[nn.Module]:
                 if self.limit is None
                 else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             )
-            run.store[self] = tuple(t.clone() for t in limited_tensors)  # a slice would keep the whole tensor alive
+            forward_pass.store[self] = tuple(
+                t.clone() for t in limited_tensors
+            )  # a slice would keep the whole tensor alive
             return joined_tensors
 
     return Cache
@@ -195,12 +197,14 @@ def state_class() -> type[nn.Module]:
         `keep(run, ...)` replaces them.
         """
 
-        def load(self, run: Run) -> tuple[Tensor, ...] | None:
-            return None if run.store is None else run.store.get(self)
+        def load(self, forward_pass: Run) -> tuple[Tensor, ...] | None:
+            return None if forward_pass.store is None else forward_pass.store.get(self)
 
-        def keep(self, run: Run, *tensors: Tensor) -> None:
-            if run.store is not None:
-                run.store[self] = tuple(t.clone() for t in tensors)  # a slice would keep the whole tensor alive
+        def keep(self, forward_pass: Run, *tensors: Tensor) -> None:
+            if forward_pass.store is not None:
+                forward_pass.store[self] = tuple(
+                    t.clone() for t in tensors
+                )  # a slice would keep the whole tensor alive
 
     return State
 
@@ -221,12 +225,12 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if kept_frames is None else kept_frames
 
-        def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, forward_pass: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored_input = state.load(run)
+            stored_input = state.load(forward_pass)
             if stored_input is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
-                if run.store is None:
+                if forward_pass.store is None:
                     return out
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
@@ -234,14 +238,14 @@ def causal_conv_class() -> type[nn.Module]:
                 out = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
+            state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d
 
 
 def attention_mask(
-    run: Run,
+    forward_pass: Run,
     end: int,
     queries: int,
     keys: int,
@@ -254,8 +258,8 @@ def attention_mask(
     """Returns the mask [queries, keys] of the last `keys` tokens before `end` that each query may attend to."""
 
     def make() -> Tensor:
-        q = run.span(end - queries, end, device)[:, None]
-        k = run.span(end - keys, end, device)[None, :]
+        q = forward_pass.span(end - queries, end, device)[:, None]
+        k = forward_pass.span(end - keys, end, device)[None, :]
         if not causal:
             tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
             return (q - k <= tokens_before) & (k - q <= tokens_after)
@@ -266,5 +270,5 @@ def attention_mask(
             mask = mask & (k // chunk == q // chunk)
         return mask
 
-    mask: Tensor = run.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
+    mask: Tensor = forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
     return mask

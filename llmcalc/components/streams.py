@@ -23,10 +23,10 @@ class ResidualStreams(StackPart):
         """Whether all that the layers read is a target model's: its embedding, its states, its keys and values."""
         return False
 
-    def record_split(self, f: Flow, x: Value) -> Value:
+    def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the split of one residual stream into several. x: the first layer's input without streams."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the merge of all streams into one residual stream. x: all streams after the last layer."""
         raise TypeError(f"{type(self).__name__} has no streams to merge")

@@ -46,7 +46,7 @@ class TokenTypes(StackPart):
             )
         return self
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the token embeddings plus a row of each table of types. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
         for name, types in (
@@ -55,13 +55,13 @@ class TokenTypes(StackPart):
             *other_tables,
         ):
             if types is not None:
-                row, _ = f.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
-                x = f.add(x, row)
+                row, _ = recorder.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
+                x = recorder.add(x, row)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
-        return _reference_class()(self, context.hidden_size)
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

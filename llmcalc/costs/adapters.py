@@ -57,7 +57,7 @@ class LowRank:
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules whose full copy is trained, including tied weights."""
+        """Returns the tensors of modules that are trained in full beside the adapters, including tied weights."""
         tensors = []
         for place in tree.walk():
             op, use = place.node.op, place.use
@@ -112,7 +112,7 @@ class LowRank:
 
 
 def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside or outside of the model's layers, with its primitive. layers: whether inside."""
+    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with its operation."""
     for place in tree.walk():
         op = place.node.op
         if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
@@ -120,7 +120,7 @@ def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> 
 
 
 def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
-    """Yields every stack of experts' linear layers whose parameters are counted there, with its primitive."""
+    """Yields every stack of experts' linear layers that has parameters of its own, with its operation."""
     for place in tree.walk():
         op, use = place.node.op, place.use
         if isinstance(op, ExpertLinear) and place.optional in {"", *include} and use is not None and use.has("params"):

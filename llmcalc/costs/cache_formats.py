@@ -40,7 +40,7 @@ class Vector:
 
     @property
     def element_bits(self) -> Fraction:
-        """Returns the bits per element, including its share of the block's scale."""
+        """Returns the bits per element, including the block's scale divided by the block's elements."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
@@ -65,7 +65,7 @@ class CacheFormat:
 
     @property
     def of_heads(self) -> bool:
-        """Whether each head's key or value has its own scale, so that the format cannot store MLA latents."""
+        """Whether each head's key or value has a separate scale, so that the format cannot store MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
@@ -175,12 +175,12 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     if stored_format.name in DTYPE_BITS:
         return lambda use: use.cache_bits(stored_format.keys.bits)
 
-    def cost(use: Use) -> Number:
-        op = use.op
-        if not use.has("cache_bits"):
+    def cost(op_use: Use) -> Number:
+        op = op_use.op
+        if not op_use.has("cache_bits"):
             return 0
         if isinstance(op, State):
-            return use.cache_bits(STATE_BITS)
+            return op_use.cache_bits(STATE_BITS)
         if stored_format.latent and getattr(op, "kind", "") not in LATENT_KINDS:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
@@ -189,7 +189,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
                 "format such as fp8, or blocks such as q8_0"
             )
         if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
-            return exact_div(use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
+            return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.of_heads:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
@@ -197,6 +197,6 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
                 "expected a "
                 "number format such as fp8, or blocks such as q8_0"
             )
-        return use.cache_bits(stored_format.keys.element_bits)
+        return op_use.cache_bits(stored_format.keys.element_bits)
 
     return cost

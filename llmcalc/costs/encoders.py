@@ -27,7 +27,7 @@ class EncoderRun:
     run_config: RunConfig
 
     def total(self, cost: Cost) -> Number:
-        """Returns the cost of all parts in this pass."""
+        """Returns the value of a cost function, summed over the encoder and its projectors."""
         return sum(node.total(cost, self.run_config) for node in self.nodes)
 
 
@@ -56,7 +56,7 @@ class EncodedInputs:
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
     def total(self, cost: Cost) -> Number:
-        """Returns the cost of all passes of the encoders."""
+        """Returns the value of a cost function, summed over the passes of all encoders."""
         return sum(run.total(cost) for run in self.runs)
 
 
@@ -86,7 +86,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
 
 
 def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
-    """Returns the audio of a model whose encoder always reads the same number of frames (Whisper)."""
+    """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
     from ..components.inputs.clips import HOP, RATE
 
     assert spec.source_tokens is not None
@@ -101,7 +101,7 @@ def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the encoder of images or audio, and the rule of its processor.
+    """Returns the name of the image or audio encoder, and the rule by which its processor makes patches or frames.
 
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.

@@ -30,7 +30,7 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether it is the weight matrix of a linear layer inside the layers; stacked experts are not."""
+        """Whether the tensor is the matrix of a linear layer inside a transformer layer; stacked experts are not."""
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
@@ -68,7 +68,7 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 
 
 def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
-    """Sums a quantity over tensors."""
+    """Sums a function's values over trained tensors."""
     total: Number = 0
     for trained_tensor in tensors:
         total = add(total, times(quantity(trained_tensor.tensor), trained_tensor.times))
@@ -76,10 +76,10 @@ def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor],
 
 
 def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """Returns the number of elements of these tensors."""
+    """Returns the total number of elements of trained tensors."""
     return sum_over(tensors, lambda tensor: tensor.size)
 
 
 def count_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """Returns the number of these tensors."""
+    """Returns the number of trained tensors."""
     return sum_over(tensors, lambda _: 1)

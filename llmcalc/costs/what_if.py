@@ -32,7 +32,7 @@ GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
-    """Yields the changed specs, except changes that leave the spec equal."""
+    """Yields the changed models, without changes that have no effect on the model."""
     heads = [
         sizes.heads for mixer, width in _mixers_and_widths(spec) if (sizes := _cached_heads(mixer, width)) is not None
     ]

@@ -1,4 +1,4 @@
-"""Named axes: the shape of a value, with a name for each side."""
+"""Named axes: the shape of a value, with a name for each dimension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..frozen import frozen
 
 @frozen(slots=True)
 class Axis:
-    """A named side of a value, with its length.
+    """A named dimension of a value, with its length.
 
     name: what the axis counts (`heads`, `ffn`, `experts`).
     size: its length.

@@ -126,7 +126,7 @@ class ModuleNames:
         return tuple(name for name in joined_names if name) or (path,)
 
     def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
+        """Returns the published names of a layer and, by path, of its modules."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
@@ -238,7 +238,7 @@ class _Layers(NamedTuple):
 
 
 def _in_layer(layer: str, name: str) -> str:
-    """Returns the name of a module of a layer; empty if the module belongs to another list of layers."""
+    """Returns the published name of a module in a layer; empty if the module belongs to another list of layers."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
         if module_list not in layer.split("."):
@@ -247,7 +247,7 @@ def _in_layer(layer: str, name: str) -> str:
 
 
 def _layer_name(lists: str, number: int, layers: int) -> str:
-    """Returns the name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+    """Returns the published name of a layer, in one list of modules or in several of equal length, joined by ` + `.
 
     number: its number among the layers with parameters of their own.
     layers: how many these are.
@@ -292,7 +292,7 @@ class Checkpoint:
 
 
 def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table entry into its alternatives; each alternative is a list of joined modules.
+    """Parses a name in the table: alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -313,7 +313,7 @@ def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can have parts, without joined modules that are parts themselves."""
+    """Returns the modules of an alternative that can contain others, without joined modules inside of these."""
     if len(option) == 1:
         return option
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
@@ -360,6 +360,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by these numbers, in order; any more stars become 0."""
+    """Replaces the stars of a name by layer indices, in order; further stars become 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some rows only: on its own tokens, or on tokens sent to it."""
+"""Linear layers that a rank runs on some tokens only: on the rank's own tokens, or on tokens sent to the rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LinearShare(Linear):
 
     ranks: Number = 1
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(Linear.forward_flops(self, run), self.ranks)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return _per_rank(Linear.forward_flops(self, run_config), self.ranks)
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(Linear.backward_flops(self, run), self.ranks)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return _per_rank(Linear.backward_flops(self, run_config), self.ranks)
 
 
 @frozen(slots=True)
@@ -47,13 +47,13 @@ class ExpertShare(ExpertLinear):
         params = _per_rank(self.top_k * self.expert_params(), self.ranks)
         return params.__floor__() if isinstance(params, Fraction) else params
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(ExpertLinear.forward_flops(self, run) * self.parts, self.tensor)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return _per_rank(ExpertLinear.forward_flops(self, run_config) * self.parts, self.tensor)
 
 
 @frozen(slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts of a rank, beside divided experts with weights. maps: the linear layers of all experts.
+    """The identity experts on one rank, whose experts with weights are divided. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """

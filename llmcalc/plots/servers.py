@@ -47,7 +47,7 @@ def front_points(answer: Servers) -> list[tuple[int, Point]]:
 
 
 def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
-    """Draws every server's curve, those on the front in colour, the front, and the chosen server's load."""
+    """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen server's load."""
     front_servers = front_points(answer)
     on_front = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(on_front, SERIES, strict=False))

@@ -111,7 +111,7 @@ class ShapeQuestion:
         literature: bool = False,
         flat: bool = False,
     ) -> ReportedAnswer:
-        """Finds shapes of the budget's cost with the ratios of a model.
+        """Finds shapes that cost as much as the budget, with the proportions of a model.
 
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.

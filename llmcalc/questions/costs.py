@@ -124,7 +124,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Returns the question with training of the usual sequence length if none is given, and a note that says so."""
+    """Adds the usual sequence length of training to a question without one, and returns a note that says so."""
     settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -135,7 +135,7 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Returns the sequences per step of a usual batch: about 4M tokens, divided equally over the replicas."""
+    """Returns the number of sequences in a usual training batch: about 4M tokens, divided equally over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices

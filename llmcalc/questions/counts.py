@@ -87,7 +87,7 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
 
 
 def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a number of images without their size, and for images beside a rank of a layout."""
+    """Raises `InputError` for a number of images without their size, and for images with one rank of a layout."""
     inputs.check()
     if inputs.is_given and rank is not None and rank.has_options:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
@@ -102,7 +102,7 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 def params_of_file(
     target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts the parameters in a checkpoint's header, or with `measure` the parameters of a class of transformers.
+    """Counts parameters in a checkpoint's header or, with `measure`, of a model class of the library transformers.
 
     changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
@@ -348,7 +348,7 @@ class ExplainQuestion:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. records: whether tables have raw values instead of texts."""
+        """Explains the formulas of a model. records: whether table cells are raw values instead of formatted text."""
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -376,7 +376,7 @@ class ExplainQuestion:
             explanation = explain_activations(spec, self.node, setting, training, self.include)
         else:
             explanation = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
-        built_report = report(preset, explanation, self.latex, records=records, bibtex=self.bibtex, share=share)
+        built_report = report(preset, explanation, self.latex, records=records, bibtex=self.bibtex, rank_share=share)
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

@@ -84,7 +84,7 @@ def changes_to_compare(
 
 
 def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
-    """Computes the differences of every pair.
+    """Computes the differences between the two models of every pair.
 
     seq: tokens per sequence; default the shorter context length of a pair.
     """
@@ -101,7 +101,7 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns why a file is no model's config, neither now nor at a commit; empty if it may be one."""
+    """Returns the reason why a file is no model's config, neither now nor at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":

@@ -47,7 +47,7 @@ class EngineQuestion:
 
     @contextmanager
     def place_in_errors(self) -> Iterator[None]:
-        """Returns a context in which an error names the launch file and the server's line in it."""
+        """Returns a context manager in which errors name the launch file and the server's line in the file."""
         try:
             yield
         except InputError as error:
@@ -153,7 +153,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the memory terms of engines on an accelerator. `.ok` says whether all of them start."""
+    """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import memory_report
 
     uses = list(question.uses())
@@ -162,7 +162,7 @@ def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the KV cache that engines allocate. `.ok` says whether all of them start."""
+    """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
     uses = list(question.uses(with_changes=False))
@@ -247,18 +247,18 @@ def ask_engine_fit(
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Returns the option with the notes of the receipt, which the answer prints."""
+    """Returns the layout option with notes about the measured log, which the answer prints."""
     memory = option.memory
     return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def for_users(change: Change, users: int) -> Change:
-    """Returns the change of flags; its engine counts as started only if the cache holds the users."""
+    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the length that a launch file sets, so that the length of the users' requests replaces it."""
+    """Removes the context length that a launch file sets, so that the length of the users' requests replaces it."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -267,7 +267,10 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
 def _flags_for_users(
     record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
 ) -> dict[str, Any]:
-    """Returns a server's flags for `users` sequences of `seq` tokens. Raises `InputError` for a second length."""
+    """Returns an engine's flags for `users` sequences of `seq` tokens.
+
+    Raises `InputError` if a flag also sets a length.
+    """
     if record.serving is not None:
         serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
         return serving_flags
@@ -279,7 +282,7 @@ def _flags_for_users(
 
 
 def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
-    """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
+    """Returns the named accelerator. Raises `InputError` if the engine does not run on it."""
     if not record.runs_on(hardware):
         vendors = " or ".join(record.vendors)
         raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")

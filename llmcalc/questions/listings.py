@@ -39,7 +39,10 @@ def is_stale(preset: Preset, today: date) -> bool:
 
 @frozen(repr=False)
 class Listing(ReportedAnswer):
-    """An answer that lists presets or accelerators. in_full: whether each has its own table with all fields."""
+    """An answer that lists presets or accelerators.
+
+    in_full: whether each entry is printed as a table of all its fields.
+    """
 
     in_full: bool = False
 

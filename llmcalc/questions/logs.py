@@ -53,7 +53,7 @@ class LogQuestion:
 
 @dataclass
 class _Run:
-    """What is known of the run that a log describes. missing, notes: filled while the log is read."""
+    """The run that a log describes: its model, accelerator and flags. missing, notes: filled while the log is read."""
 
     reading: LogReading
     question: LogQuestion
@@ -90,7 +90,7 @@ class _Run:
 
 
 def read_flags(log_reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the flags of a log that the engine's record knows, and a note for each refused flag."""
+    """Returns the logged flags that llmcalc models for the engine, and a note for each refused flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
@@ -174,7 +174,7 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 def _engine_run(
     run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version, its memory, and if it did not start the first change with which it starts.
+    """Returns the engine's version, its memory and, if it does not start, the first flag change with which it starts.
 
     with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
@@ -231,7 +231,7 @@ def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """Returns the flag's value for a cache in fp8; empty if the format is set already or there is no such flag."""
+    """Returns the engine's cache-format flag value for fp8; empty if the format is set or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
@@ -239,7 +239,7 @@ def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
 
 
 def _halves_the_cache(log_reading: LogReading, memory: EngineMemory) -> bool:
-    """Whether the log states half the computed bytes per token of cache, as a cache in fp8 has."""
+    """Whether the logged cache bytes per token are half of the computed ones, as for a cache in fp8."""
     sizes = {term.name: term.value for term in log_reading.terms}
     cache, tokens = sizes.get("kv_cache", 0), sizes.get("kv_tokens", 0)
     computed_bytes = memory.bytes_of("kv_cache")
@@ -255,7 +255,7 @@ FP8_TOLERANCE = 0.08
 def _compared_term(
     term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Returns a log's term with the computed term of the same device. The host's buffers are computed together."""
+    """Pairs a logged memory term with the computed term of the same device. Host buffers are computed together."""
     key = term.name, _device_name(term, computed_bytes)
     if key in computed_bytes:
         is_alone = (
@@ -285,7 +285,7 @@ def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -
 
 
 def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
-    """Returns the cache's bytes at a log's length and number format, if all layers cache every token; else None."""
+    """Returns the cache bytes at the logged length and number format, if all layers cache every token; else None."""
     if preset is None or not (log_reading.cache_tokens and log_reading.cache_dtype):
         return None
     try:
@@ -297,7 +297,7 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that differs most or prevents the start, and the flag that changes this term.
+    """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
 
     change: the change with which the engine starts, where it refused to.
     """
@@ -314,6 +314,6 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
 
 
 def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
-    """Yields the names of terms, by falling difference from the computed bytes."""
+    """Yields the names of memory terms, the largest difference from the computed bytes first."""
     for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
         yield term.term.name

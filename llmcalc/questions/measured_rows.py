@@ -119,7 +119,7 @@ def _measured_run(
 
 
 def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """Returns the question of the command line with its values replaced by a row's cells."""
+    """Returns the question of the command line with values replaced by the cells of a measured row."""
     settings, layout = _checked_settings(Settings, row), _checked_settings(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))
@@ -134,7 +134,7 @@ def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: 
 
 
 def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the settings that a row states, validated as command-line options are."""
+    """Returns the settings that a measured row states, validated like command-line options."""
     values: dict[str, Any] = {}
     for name, setting in declared(kind).items():
         if name in row:

@@ -65,7 +65,7 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by the modules that a framework means by it."""
+        """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
@@ -86,7 +86,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence, for the search of the nearest possible layouts."""
+        """Tokens per sequence; the search for possible layouts near the requested one needs them."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -107,7 +107,7 @@ class RunQuestion(RunOptions):
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
 ) -> Settings:
-    """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it; and
+    """Returns the settings with their phase: the typed one, else training if an option only applies to training; and
     with the recomputation that its tool has by default.
 
     An option of the settings has been heard already (`settings_with_shorthands`).
@@ -125,7 +125,7 @@ def with_implied_phase(
 
 
 def _framework_of_training(layout: LayoutRequest) -> str:
-    """Returns the option that names a framework which only trains; empty without such an option."""
+    """Returns the option that names a training-only framework; empty without such an option."""
     if layout.framework is None:
         return ""
     from ..frameworks.registry import framework
@@ -134,7 +134,10 @@ def _framework_of_training(layout: LayoutRequest) -> str:
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless a phase is set. Raises `InputError` if `users` is set."""
+    """Returns the settings of `plan`: training, unless a phase is set.
+
+    Raises `InputError` if `users` is set in them.
+    """
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")
@@ -430,7 +433,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns a plan's run on one device, and its layout options with the framework that trains the model.
+    """Returns the one-device run of a plan's question, and its layout options with the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model.
     Raises `InputError` for a model that none of them has.

@@ -70,7 +70,7 @@ class TimeOptions:
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase that is timed.
+    """Returns the settings with the phase to time filled in.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -124,7 +124,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the fitted time stack of `--calibrate`, and the calibration; None without the option."""
+    """Returns the options with the software stack fitted by `--calibrate`, and the calibration; None without it."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -158,7 +158,7 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
-    """Returns the run on one device, its framework and its layout.
+    """Returns a training run on one device, its framework and its layout.
 
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
@@ -196,7 +196,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
-    """Returns the settings of time for training with a framework."""
+    """Returns the settings of a training time estimate with a framework."""
     from ..studies.run_time import TimeSettings
 
     launch = question.launch
@@ -218,7 +218,7 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 def layout_time_settings(
     question: RunQuestion, by: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of time for a plan, for each framework.
+    """Returns the settings of the time estimates of a plan, for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
@@ -237,7 +237,7 @@ def ask_timed_plan(
     where: str | None = None,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Finds the layouts of `ask_plan` with these options of time, calibrated on measured runs if a file is named.
+    """Finds the layouts of `ask_plan` sorted by estimated time, calibrated on measured runs if a file is named.
 
     Raises `InputError` as that does, and for options of time in a plan by memory.
     """
@@ -280,7 +280,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of a pass: the requested one, or for a number of devices as many replicas as fit."""
+    """Returns the layout of an inference pass: the requested one, or as many replicas as the devices hold."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None

@@ -128,7 +128,7 @@ def _cell_value(value: Any) -> Any:
 
 
 def _arrival_seconds(place_in_error: str, value: Any) -> float:
-    """Returns the seconds of an arrival, from a number or a text with a unit."""
+    """Returns a request's arrival time in seconds, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
     seconds = float(value) if is_number or is_plain else parse_duration(place_in_error, value)

@@ -47,13 +47,13 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
-def _tpot_range(run: TimedRun | None) -> str:
+def _tpot_range(timed_run: TimedRun | None) -> str:
     """Returns the range of the seconds per decoded token. The timing modules are imported only with an accelerator."""
-    if run is None:
+    if timed_run is None:
         return "–"
     from .seconds import tpot_text
 
-    return tpot_text(run)
+    return tpot_text(timed_run)
 
 
 class Load(NamedTuple):

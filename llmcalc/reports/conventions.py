@@ -12,7 +12,7 @@ from ..studies.rules import Rule
 from .document import Column, Row, Table
 
 
-def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) -> Table:
+def table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
     """Returns a table with one row per rule of thumb, after the rows of the exact counts."""
     scale = units.decimal_scale(max(r.total for r in rules), "FLOPs")
     columns = (
@@ -38,24 +38,24 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         columns,
         rows,
         headline,
-        _count_notes(count) + notes,
+        _count_notes(flop_count) + notes,
         "rules of thumb beside the exact count",
         "conventions",
     )
 
 
-def _count_notes(count: FlopCount) -> list[str]:
-    workload, notes = count.workload, []
+def _count_notes(flop_count: FlopCount) -> list[str]:
+    workload, notes = flop_count.workload, []
     if workload.phase == "prefill":
         notes.append(
             "every rule with a logits term counts logits at every position; this prefill computes them at the last "
             "one only"
         )
-    if count.run_config.execution.recompute.layers:
+    if flop_count.run_config.execution.recompute.layers:
         notes.append(
             "the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does"
         )
-    if count.spec.kind == "encoder-decoder":
+    if flop_count.spec.kind == "encoder-decoder":
         notes.append(
             "an encoder-decoder: N holds both stacks, tokens are the decoder's; rules with an attention term are "
             "for one stack and left out"

@@ -54,14 +54,14 @@ def report(
     latex: bool = False,
     records: bool = False,
     bibtex: bool = False,
-    share: RankShare | None = None,
+    rank_share: RankShare | None = None,
 ) -> Report:
     """Returns the report of the formulas as data and as tables.
 
     latex: whether the text is LaTeX in place of tables.
     records: whether the table has one row per formula, for CSV and Markdown.
     bibtex: whether BibTeX entries of the sources are added to LaTeX.
-    share: the rank that is counted; default the whole model.
+    rank_share: the rank that is counted; default the whole model.
     """
     rows = [
         _formula_record(explanation, place, formula)
@@ -71,7 +71,7 @@ def report(
     ]
     data = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "node": explanation.node,
         "setting": _setting_text(explanation),
         "formulas": rows,
@@ -79,10 +79,12 @@ def report(
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(data, [_record_tables(preset, explanation, rows, share)], warnings=warnings).of(preset.target)
+        return Report(data, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
+            preset.target
+        )
     if latex:
-        return Report(data, text=_latex_text(preset, explanation, bibtex, share))
-    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, share)
+        return Report(data, text=_latex_text(preset, explanation, bibtex, rank_share))
+    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
     return Report(data, tables, warnings=warnings)
 
 
@@ -149,7 +151,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _node_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
@@ -166,16 +168,16 @@ def _node_tables(preset: Preset, explanation: Explanation, share: RankShare | No
             Column("formula", _section_heading(section), justify="left"),
         )
         notes = [_paths_text(section), f"source: {source}" if source else ""]
-        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
-    rank_model = share_notes(share)
+    rank_model = share_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
         [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
@@ -192,7 +194,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare 
             rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
-        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
@@ -205,7 +207,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare 
     notes = [
         *_without_symbols(explanation),
         repeat_text,
-        *share_notes(share),
+        *share_notes(rank_share),
         *_training_notes(explanation),
         f"in units of h: {proportions}" if proportions else "",
         *_source_notes(explanation),
@@ -421,24 +423,24 @@ def _training_notes(explanation: Explanation) -> list[str]:
 
 
 def _record_tables(
-    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: RankShare | None
+    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], rank_share: RankShare | None
 ) -> Table:
     cells = [[row[c.key] for c in RECORDS] for row in rows]
     return Table(
         preset.display,
         RECORDS,
         [Row(c) for c in cells],
-        with_rank(headline(preset.model), share),
+        with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_share: RankShare | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
     bibtex: whether BibTeX entries of the papers are added.
     """
-    out: list[str] = [_latex_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
+    out: list[str] = [_latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))]
     for section in explanation.sections:
         out.append(_latex_comment(", ".join(p.path or "model" for p in section.places)))
         lines = []

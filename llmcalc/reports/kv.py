@@ -28,14 +28,16 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
-def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
+def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None) -> Report:
     """Returns the report: tables by kind of layer, of what-if changes, and of growth with length, in one unit.
 
-    share: the rank that is counted; default the whole model.
+    rank_share: the rank that is counted; default the whole model.
     """
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _cache_notes(cache)
+    notes = (
+        warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
+    )
     source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
@@ -44,7 +46,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     )
     data: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
@@ -70,7 +72,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     return Report(
         data,
         [
-            _kinds_table(preset, cache, scale, notes, share),
+            _kinds_table(preset, cache, scale, notes, rank_share),
             _what_ifs(cache, what_if, scale),
             _growth_table(cache, scale),
         ],
@@ -82,22 +84,22 @@ def _dtype_names(cache: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
+def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
-    if share is None:
+    if rank_share is None:
         return []
     undivided_bytes = bits_to_bytes(
-        share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
+        rank_share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
     )
-    copies = cache.bytes * share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
-        *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
+        *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
         *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
     ]
 
 
 def _kinds_table(
-    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: RankShare | None
+    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], rank_share: RankShare | None
 ) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
@@ -112,7 +114,7 @@ def _kinds_table(
         for group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
-    cache_text = with_rank(headline(cache), share)
+    cache_text = with_rank(headline(cache), rank_share)
     return Table(preset.display, columns, rows, cache_text, notes, units.memory(cache.bytes), name="layers")
 
 

@@ -37,30 +37,30 @@ def _group_sizes(layout: Layout) -> list[str]:
     return group_texts
 
 
-def share_data(share: RankShare | None) -> dict[str, Any]:
+def share_data(rank_share: RankShare | None) -> dict[str, Any]:
     """Returns the fields that only a single rank's document has."""
-    return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
+    return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
 
 
-def with_rank(subtitle: str, share: RankShare | None) -> str:
+def with_rank(subtitle: str, rank_share: RankShare | None) -> str:
     """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
-    return subtitle if share is None else f"{subtitle}; {rank_text(share)}"
+    return subtitle if rank_share is None else f"{subtitle}; {rank_text(rank_share)}"
 
 
-def rank_text(share: RankShare) -> str:
+def rank_text(rank_share: RankShare) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
-    layout, chunks = share.layout, share.model.chunks
-    rank_description = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
+    layout, chunks = rank_share.layout, rank_share.model.chunks
+    rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
     return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
 
 
-def share_notes(share: RankShare | None, *notes: str) -> list[str]:
+def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
     """Returns the reason why this rank is counted, and further notes; empty for a full model."""
-    if share is None:
+    if rank_share is None:
         return []
-    return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
+    return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
 
 
 def copies_text(copied_params: dict[str, Number]) -> str:

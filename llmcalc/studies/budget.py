@@ -51,12 +51,12 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first broken limit; None if all limits hold."""
+        """The first limit that the value breaks; None if it breaks none."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[Check]:
-    """Counts every value that a budget bounds. folder: the budget's folder, to which paths of models are relative.
+    """Counts every value that a budget limits. folder: of the budget file, to which model paths are relative.
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
@@ -73,7 +73,7 @@ def _load_model(model: ModelBudget, folder: Path) -> Preset:
 
 @contextmanager
 def _naming_model(location: str) -> Iterator[None]:
-    """Returns a context that adds the model and the key to the message of an `InputError`."""
+    """Returns a context manager that adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:

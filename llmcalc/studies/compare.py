@@ -233,7 +233,7 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
-    """Returns the models' indices sorted by a quantity, smallest first; models without the quantity are last.
+    """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """

@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """The old and the new value of a field; None if a model does not have the field."""
+    """A changed field of a description: its old and its new value; None in a model that does not have the field."""
 
     name: str
     before: Any
@@ -124,7 +124,7 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
 
 
 def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns the bytes of one device's memory; empty if llmcalc has no kernel for a step of the model."""
+    """Returns the bytes of one device's memory by part; empty if llmcalc cannot simulate an operation of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
@@ -156,7 +156,7 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
 
 
 def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds the default sizes of heads that a description leaves out (see `Attention`)."""
+    """Adds the default head sizes that a description leaves out (see `Attention`)."""
     completed_fields = dict(fields)
     for path, heads in fields.items():
         attention, _, name = path.rpartition(".")
@@ -213,7 +213,7 @@ def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
 
 
 def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns path without layer indices → sum over its nodes; optional parts and zeros are left out."""
+    """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
     for place in tree.walk(run_config):
         if not place.optional and (value := times(place.own_cost(cost), place.times)):

@@ -43,7 +43,10 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Change:
-    """A change of settings. option: its command-line options. fit: the required bytes and the verdict after it."""
+    """A change of settings. option: its command-line options.
+
+    fit: the required bytes and the verdict with the change.
+    """
 
     option: str
     fit: Fit
@@ -78,7 +81,7 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
 
 
 def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
-    """Returns the answer with seconds per token of every user: of the run, if it fits, and of the most that fit."""
+    """Adds the seconds per token of every user: for the run, if it fits, and for the most users that fit."""
     memory, max_batch = fit_answer.memory, fit_answer.batch
     users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
@@ -89,7 +92,7 @@ def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest length at its batch, that fit; 0 if none does.
+    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 for none.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -103,7 +106,7 @@ def largest_run(
         return memory if number == getattr(workload, name) else memory.with_(**{name: number})
 
     def needed_bytes(name: str, number: int) -> int:
-        """Returns the bytes of a run; of a smallest one that is surely too large, those that it needs at least."""
+        """Returns the bytes that a run needs, or a lower bound of them if already that bound exceeds the capacity."""
         least = run(name, number).least_device_bytes if number in (1, block) else 0
         return least if least > capacity else run(name, number).device.device_bytes
 
@@ -179,7 +182,7 @@ def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_
 
 
 def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
-    """Returns where the line through the two highest fitting numbers reaches the capacity; far away without a slope."""
+    """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
     lower_number = max((number for number in excess_of if number < highest_fitting), default=highest_fitting)
     rise = excess_of[highest_fitting] - excess_of[lower_number]
     return (
@@ -190,7 +193,7 @@ def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
 
 
 def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns every single change of settings that saves memory.
+    """Returns the changes of one setting at a time that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
@@ -234,7 +237,7 @@ def _evaluate_changes(
     options: Sequence[Mapping[str, Any]],
     most: int | None = None,
 ) -> list[Change]:
-    """Returns the changes that need less memory than the current settings, in their order.
+    """Returns the changes that need less memory than the current settings, in the order of the input.
 
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
     smallest.
@@ -330,7 +333,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer sequences and to shorter sequences."""
+    """Returns the changes to fewer sequences and to shorter sequences, each with its memory."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

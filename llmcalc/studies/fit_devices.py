@@ -96,7 +96,7 @@ class DevicesQuestion:
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
-        """Plans a number of accelerators and replays the best layout. nearest: as in `plan`."""
+        """Plans the layouts of a number of accelerators and replays the best one. nearest: as in `plan`."""
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
             self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
@@ -117,7 +117,7 @@ def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
 
 
 def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators on which some layout fits, among a number, its halves and its doubles."""
+    """Returns the fewest accelerators on which a layout fits, among a number n, n/2, n/4, … and 2n, 4n, …."""
     devices = planned.devices
     if planned.plan.feasible:
         return _fewest_halves(question, devices, planned.plan.feasible[0])
@@ -130,7 +130,7 @@ def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int
 
 
 def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Candidate) -> tuple[int, Candidate]:
-    """Returns the smallest half of a number on which some layout fits, and that layout. best_candidate: of the number.
+    """Returns the smallest of n, n/2, n/4, … accelerators on which a layout fits, and that layout.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
@@ -205,7 +205,7 @@ def _largest_number(
 def _changes(
     question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[Change]:
-    """Yields changes that make it fit: full recomputation, and more accelerators."""
+    """Yields changes that make the run fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none"):
         recomputed_candidate = _best_candidate(
             replace(question, estimates=question.estimates.recomputed).planned(devices)

@@ -58,7 +58,7 @@ class _Divided(NamedTuple):
     tensor_bytes: Callable[[Runtime], int] = _no_tensor_bytes
 
     def least_bytes(self, runtime: Runtime) -> int:
-        """Returns bytes that the accelerator needs at least, of which tensors are counted where that is possible."""
+        """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
             return max(self.least, self.tensor_bytes(runtime))
         except InputError:  # the framework does not support the layout, as `on` says
@@ -160,7 +160,7 @@ def _option(
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
-    """Yields the run over increasing numbers of accelerators, in possible layouts."""
+    """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
     for devices in _numbers(request.devices):
@@ -184,7 +184,7 @@ def _numbers(devices: int | None) -> list[int]:
 
 
 def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the options of training on several accelerators: fully sharded unless others are requested."""
+    """Returns the parallelism options of training on several accelerators: fully sharded unless the user sets some."""
     return replace(request, zero=3) if request.is_undivided else request
 
 

@@ -142,12 +142,12 @@ def _has_program(memory: Memory, layout: Layout) -> bool:
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and of the last stage; the stages between have neither embedding nor head."""
+    """Returns a rank of the first and a rank of the last pipeline stage: the stages with embedding and output head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
 def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
-    """Returns a layout with its largest rank."""
+    """Returns a layout with the memory of its largest rank."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)

@@ -118,16 +118,16 @@ class LayoutEstimates:
 
     @cached_property
     def as_configured(self) -> PeakEstimate:
-        """The estimates with the run's own setting of recomputation."""
+        """The memory estimates with the recomputation that the run's settings state."""
         return self.framework.estimate(self.memory)
 
     @property
     def recomputed(self) -> LayoutEstimates:
-        """The estimates with every layer recomputed in the backward pass."""
+        """The memory estimates with every layer recomputed in the backward pass."""
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; the same estimates for the run's own value."""
+        """Returns the estimates with another value of `--recompute`; unchanged estimates if the value is the same."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -137,7 +137,7 @@ class LayoutEstimates:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The plan of a model's layouts on a number of devices.
+    """Sorts the layouts of a model on a number of devices.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -162,7 +162,7 @@ class LayoutPlan:
 
     @property
     def memory(self) -> Memory:
-        """The model and how it is trained."""
+        """The memory question of the run: the model and its training settings."""
         return self.estimates.memory
 
     @property
@@ -273,7 +273,7 @@ def plan_of(
 
 
 def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
-    """Returns the values of `--recompute` that a plan tries, by falling memory and rising work.
+    """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
@@ -329,7 +329,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Creates candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+    """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
 
     needed: Callable[[Layout, int, str], int]
     sent: Callable[[Layout, int, str], int]
@@ -341,7 +341,7 @@ class _Candidates:
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error of a layout that supports no recomputation.
+        """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
@@ -357,7 +357,7 @@ class _Candidates:
         return results
 
     def never_fits(self, layout: Layout) -> bool:
-        """Whether the weights, gradients and optimizer of a layout alone do not fit."""
+        """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
@@ -368,7 +368,7 @@ class _Candidates:
             return False
 
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
-        """Returns the candidate of a layout, or the error of a layout that supports no recomputation."""
+        """Returns the candidate of a layout, or the error of a layout whose framework refuses the recomputation."""
         try:
             candidate = self.of(layout, micro_batches, self.recomputations)
         except InputError as error:
@@ -379,7 +379,7 @@ class _Candidates:
     def of(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
-        """Returns the layout with the first `--recompute` value with which it may fit, or with the last possible value.
+        """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
 
         only_fitting: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -414,7 +414,7 @@ class _Candidates:
         return None if skips_value else last_candidate
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the layout with the next `--recompute` value with which it may fit; None without such a value."""
+        """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
@@ -441,7 +441,7 @@ def plan(
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
 ) -> Plan:
-    """Sorts layouts by time, or by the sum of their ranks by headroom, by communication and by bubble.
+    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -541,7 +541,7 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that requires least in a replay, of the layouts that do not fit; None without any.
+    """Returns the layout that needs least memory in a replay among the layouts that do not fit; None if all fit.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
@@ -574,7 +574,7 @@ def by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def ties(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of its tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
     tie_flags: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
@@ -603,7 +603,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
-    """Returns the rank, counted from 1, of the first candidate with these sizes; None without such a candidate."""
+    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
     for place, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
             return place
@@ -615,7 +615,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their ranks by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
@@ -631,7 +631,7 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def bubble(layout: Layout, micro_batches: int) -> float:
-    """Returns the share of a step in which a rank waits, with backward passes twice as long as forward passes.
+    """Returns the fraction of a step in which a rank is idle, if backward passes take twice as long as forward passes.
 
     The schedule is simulated only up to the micro-batches after which it repeats without a wait.
     """

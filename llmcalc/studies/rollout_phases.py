@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A memory term of a phase. status: as of any term. source: the file, rule or witness behind the bytes."""
+    """A memory term of a phase. status: its verification status. source: the file, rule or check behind the bytes."""
 
     name: str
     bytes: int
@@ -64,7 +64,7 @@ def rollout_phases(
 
 
 class _Phases:
-    """The phases of one device. device: the device's memory in the update phase."""
+    """Computes the phases of one device. device: the device's memory in the update phase."""
 
     def __init__(
         self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
@@ -81,7 +81,7 @@ class _Phases:
         self.engine = self._engine_memory(hardware)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the engine's memory.
+        """Returns the inference engine's memory on the device.
 
         Its budget is a share of the device, or of the memory that training leaves free.
         """
@@ -115,13 +115,13 @@ class _Phases:
         return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
-        """Yields states of the trained model. loaded_states: states that this phase loads from the host."""
+        """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
         for kind in TRAINED:
             if kind not in self.rollout.offloaded or kind in loaded_states:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
 
     def _other_models(self) -> Iterator[PhaseTerm]:
-        """Yields the models beside the trained model that are always on the device."""
+        """Yields the memory terms of further models that stay on the device: reference, reward and critic models."""
         if self.rollout.reference.place == "device":
             yield self._reference_terms()
         if self.rollout.critic == "device":
@@ -142,7 +142,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns terms of the engine except its budget: the named terms, or all terms."""
+        """Returns the engine's memory terms: the named ones, or all; the memory budget itself is no term."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):

@@ -144,9 +144,9 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
     return passes * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(count: FlopCount) -> list[Rule]:
+def conventions(flop_count: FlopCount) -> list[Rule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
-    full_flops, causal_flops = count.full, count.causal
+    full_flops, causal_flops = flop_count.full, flop_count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
         return Rule(key, name, formula, source, total, total / full_flops - 1, total / causal_flops - 1, remark)
@@ -155,22 +155,22 @@ def conventions(count: FlopCount) -> list[Rule]:
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*fields) for fields in _rules_of_workload(count)]
+    return rules + [rule(*fields) for fields in _rules_of_workload(flop_count)]
 
 
 Found: TypeAlias = tuple[str, str, str, str, int, str]
 """A rule before comparison: (key, name, formula, source, FLOPs, remark)."""
 
 
-def _rules_of_workload(count: FlopCount) -> Iterator[Found]:
-    count_of_params = params(count.spec, count.include)
-    train, tokens = count.workload.phase == "training", count.tokens
+def _rules_of_workload(flop_count: FlopCount) -> Iterator[Found]:
+    count_of_params = params(flop_count.spec, flop_count.include)
+    train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
     for key, name, suffix, source, n in _definitions_of_n(count_of_params):
         yield f"{key}_{multiple}n", name, f"{multiple}N{suffix}", source, multiple * n * tokens, f"N = {n:,}"
-    if _is_plain_transformer(count.spec):
+    if _is_plain_transformer(flop_count.spec):
         yield from (_training_rules if train else _forward_rules)(
-            sizes(count.spec), count_of_params, count.workload.context + count.workload.seq, tokens
+            sizes(flop_count.spec), count_of_params, flop_count.workload.context + flop_count.workload.seq, tokens
         )
 
 
@@ -186,16 +186,16 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
+def _forward_rules(d: Sizes, parameter_count: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
     """Yields the rules for a forward pass.
 
     context: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(p), d.keys, context)
+    kaplan = kaplan_table_1(_kaplan_n(parameter_count), d.keys, context)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
     chinchilla = exact_div(chinchilla_appendix_f(d, context), context)
     yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(p.active, d.keys, context), 3)
+    palm = exact_div(palm_appendix_b(parameter_count.active, d.keys, context), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
     forward_flops = exact_div(megatron(d, 1, context, recompute=False), 3 * context)
     yield (
@@ -208,8 +208,8 @@ def _forward_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> It
     )
 
 
-def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, context)
+def _training_rules(d: Sizes, parameter_count: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), d.keys, context)
     yield (
         "kaplan_table_1",
         "Kaplan Table 1",
@@ -227,7 +227,14 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
         tokens * chinchilla,
         f"{DENSE}; 3 × its forward",
     )
-    yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, context), EVERY
+    yield (
+        "palm_b",
+        "PaLM app. B",
+        "6N + 12LHQT",
+        PALM,
+        tokens * palm_appendix_b(parameter_count.active, d.keys, context),
+        EVERY,
+    )
     without_recompute = exact_div(megatron(d, 1, context, recompute=False), context)
     yield (
         "megatron",
@@ -248,22 +255,22 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
     )
 
 
-def _kaplan_n(p: ParameterCount) -> int:
+def _kaplan_n(parameter_count: ParameterCount) -> int:
     """Returns Kaplan's N: active parameters without the input embeddings and an untied output head."""
-    n: int = p.active - (p.total - p.non_embedding)
+    n: int = parameter_count.active - (parameter_count.total - parameter_count.non_embedding)
     return n
 
 
-def _definitions_of_n(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
+def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    has_inactive = p.active != p.total
+    has_inactive = parameter_count.active != parameter_count.total
     yield (
         "kaplan",
         "Kaplan §2.1",
         ", N non-embedding" + (" active" if has_inactive else ""),
         "Kaplan 2020, §2.1",
-        _kaplan_n(p),
+        _kaplan_n(parameter_count),
     )
     if has_inactive:
-        yield "active", "active parameters", "", "the same with every active parameter", p.active
-    yield "total", "all parameters", "", "the same with every parameter", p.total
+        yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
+    yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

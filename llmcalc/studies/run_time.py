@@ -179,7 +179,7 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
@@ -190,7 +190,7 @@ class TimedRun:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Bound → seconds of the nodes that it limits, which add up to the estimate."""
+        """Seconds by bound (compute, memory, …) of the nodes that it limits, which add up to the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
@@ -217,8 +217,8 @@ class TimedRun:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         kernels: dict[str, Traffic] = {}
         for work in self.passes:
-            pricing = Pricing(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in traffic(work, pricing):
+            time_estimator = Pricing(self.device, self.stack, self.formats, work.rank_pass)
+            for path, kernel in traffic(work, time_estimator):
                 kernels[path] = kernels[path] + kernel if path in kernels else kernel
         return kernels
 
@@ -260,7 +260,7 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
-        """Returns the time stack. Raises `InputError` for a stack that does not support the phase."""
+        """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
 
@@ -285,7 +285,7 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the estimates of the same model with other settings of recomputation."""
+        """Returns the time estimates of the same model with other settings of recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recomputed()
@@ -349,7 +349,7 @@ class TrainingTimes:
 
     @staticmethod
     def _runs_of_line(step: Step, plan: StepPlan, line: Line) -> float:
-        """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
+        """Returns how often a kernel runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
             runs += plan.recompute + line.is_recomputed(plan.recompute_core, plan.recompute_nodes)
@@ -533,19 +533,19 @@ def _timed_inference(
     )
 
 
-def explain_measured(run: TimedRun, seconds: float) -> list[str]:
+def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
-    low_seconds, high_seconds = float(run.range.low), float(run.range.high)
+    low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
     if low_seconds <= seconds <= high_seconds:
-        return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]
+        return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
     if seconds < low_seconds:
         return [
-            f"{run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the number "
-            "format and what is recomputed"
+            f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the "
+            "number format and what is recomputed"
         ]
-    lines = [f"{seconds / run.seconds:.1f} times the estimate; the whole range is faster"]
-    alternatives = sorted(run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
-    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * run.seconds]
-    if run.phase != "training":
+    lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    alternatives = sorted(timed_run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
+    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * timed_run.seconds]
+    if timed_run.phase != "training":
         lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*lines, f"not counted: {', '.join(NOT_COUNTED[run.phase])}"]
+    return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

@@ -31,7 +31,7 @@ class Selection:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind, and if least is more than most."""
+        """Raises `InputError` for an unknown kind, and if a lower bound exceeds its upper bound."""
         if self.kind is not None and self.kind not in KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."

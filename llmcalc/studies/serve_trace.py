@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 
 class Limits(Protocol):
-    """The most seconds to the first token and per further token; None for no limit."""
+    """The limits of the seconds to the first token and per further token; None for no limit."""
 
     @property
     def ttft(self) -> float | None: ...
@@ -31,7 +31,7 @@ class Limits(Protocol):
 
 
 class Server(Protocol):
-    """The interface of a server with equal replicas: its step times, and what a replica holds."""
+    """The interface of a server with equal replicas: its step times, and the tokens that a replica's cache holds."""
 
     @property
     def replica(self) -> Replica: ...
@@ -147,7 +147,7 @@ def _tpots_of_requests(run: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
-    """Returns each percentile for the likely, the fast and the slow run; 0 if no request has such a time."""
+    """Returns each latency percentile of the likely, the fast and the slow simulation; 0 without such a latency."""
     return {percent: Amount(*(_percentile(run, percent) for run in runs)) for percent in PERCENTILES}
 
 
@@ -160,7 +160,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 def sized_for_trace(
     server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
 ) -> tuple[AnyServer, TraceTimes, str]:
-    """Returns the server with the fewest replicas within the limits, its latencies, and why there is none.
+    """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     """

@@ -102,7 +102,7 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the request states a replica's layout; sizes that it does not state are 1 then."""
+        """Whether the request states a replica's layout; if it does, sizes that it leaves out are 1."""
         return any(size is not None for size in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
@@ -206,8 +206,9 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate; the widest one with drafted tokens, and with prompts on devices of their
-        own, because these were never measured.
+        """Returns the range of an estimate in seconds.
+
+        The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
         is_tested = replica.speculation is None and self.group is None
@@ -455,7 +456,7 @@ class ServeStudy:
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
-        """Returns the server with its replicas, its point within the limits at the load, and why there is none.
+        """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
 
         Without a load it is the largest one that keeps the limits.
         """
@@ -512,7 +513,7 @@ class DoesNotFit(Exception):
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """Returns an engine's flag for the cache's number format, found by the beginning of the format's name.
+    """Returns the value of an engine's flag for the cache's number format, matched by the start of the format's name.
 
     Raises `InputError` for a format that the engine does not have.
     """

@@ -54,7 +54,7 @@ the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 
 
 def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset whose ratios are used for a budget without a model.
+    """Returns the name of the preset whose proportions are used for a budget that names no model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).
@@ -103,9 +103,9 @@ class Family:
             step *= 2
         return step
 
-    def _head_shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
+    def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
-        h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
+        h, a, k, d = self.spec.hidden_size, head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
         if self.kv_ratio is not None:
@@ -113,7 +113,7 @@ class Family:
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
     def finer(self, keep_heads: bool) -> Family | None:
-        """Returns the same family with a smaller step of hidden sizes; None if there is none.
+        """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
@@ -141,8 +141,8 @@ class Family:
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
-        def heads(sizes: HeadSizes) -> HeadSizes:
-            share, kv_share, size = self._head_shares(sizes)
+        def heads(head_sizes: HeadSizes) -> HeadSizes:
+            share, kv_share, size = self._head_shares(head_sizes)
             return HeadSizes(_share_of_width(h, share), 1 if kv_share is None else _share_of_width(h, kv_share), size)
 
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
@@ -399,7 +399,7 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
 
 
 def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
-    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
+    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if no smaller one does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
     """

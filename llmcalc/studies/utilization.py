@@ -94,7 +94,7 @@ def utilization(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The measured run of a question; a field that is not given is None.
+    """A run whose speed the user measured; an unset field is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.
@@ -120,7 +120,7 @@ class MeasuredRun:
         return self.tokens_per_second is not None
 
     def compare(self, model_count: FlopCount, kernel_count: FlopCount) -> Utilization:
-        """Returns the utilization of the run."""
+        """Returns the measured run's MFU and HFU under each convention."""
         from .. import units
         from ..sources.hardware import find_hardware
 

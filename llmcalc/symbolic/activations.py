@@ -124,7 +124,7 @@ class Activations:
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, including the entries of shared storages and of the loss."""
+        """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
@@ -268,11 +268,11 @@ def _names(node: FormulaNode) -> PathNames:
 
 
 def _shared_line(stack: PathNames) -> PathNames:
-    """Returns the path names of the entry for shared storages. stack: path names of the layers."""
+    """Returns the path of the table entry for storages that layers share. stack: the path of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns an entry of the formula table that belongs to no node of the model."""
+    """Returns a table entry for saved bytes that belong to no node of the model, such as the loss."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

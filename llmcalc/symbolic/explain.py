@@ -104,7 +104,7 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas that are not 0; the formula of active parameters may be 0."""
+    """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
@@ -127,7 +127,7 @@ def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, dep
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """Returns (depth, part) of the model, its layers and its mixtures of experts; a layer's norms are one part."""
+    """Returns (depth in the tree, part) of the model, its layers and its experts; a layer's norms are one part."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:

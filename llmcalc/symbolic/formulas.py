@@ -58,7 +58,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The run in which formulas are evaluated.
+    """The sequence length, counting convention and cache format at which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -75,7 +75,7 @@ DEFAULT = Setting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """The settings of training in which saved activations are explained.
+    """The training settings under which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; a quantity is a sum of several terms."""
+    """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -353,7 +353,7 @@ class Formulas:
         return self._combine_by_power(total) if readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
+        """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
         value = {s: m.value for s, m in self.meanings.items()}
@@ -399,10 +399,10 @@ def _cache_terms(
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
-    """Returns the cost of each primitive, times a factor."""
+    """Returns a cost function multiplied by a factor."""
 
-    def scaled(use: Use) -> Number:
-        value = cost(use)
+    def scaled(op_use: Use) -> Number:
+        value = cost(op_use)
         return 0 if is_zero(value) else value * factor
 
     return scaled

@@ -59,7 +59,7 @@ class Location(NamedTuple):
 
 
 class Block:
-    """The memory of one storage.
+    """The memory block of one tensor storage.
 
     kind: its kind when it was created.
     made: the node that created it.
@@ -91,7 +91,7 @@ class Block:
 
 
 class Storages:
-    """A meter that lists all storages."""
+    """A meter that lists all tensor storages of a pass."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
@@ -120,7 +120,7 @@ class PlacedEager(Eager):
         return self.at(self.frames[1:])
 
     def at(self, frames: Sequence[Frame]) -> Location:
-        """Returns the node of the innermost frame."""
+        """Returns the node of the model that is running in the innermost frame."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.takes is not None]
         depth, layer_index = layers[0] if layers else (0, -1)

@@ -63,7 +63,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """The tree of a model in numbers, and the same tree in symbols, node by node.
+    """The tree of a model with numbers as sizes, and the same tree with symbols as sizes, node by node.
 
     meanings: symbol → its meaning.
     depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -82,12 +82,12 @@ def has_sympy() -> bool:
 
 
 def no_sympy(feature: str) -> MissingExtra:
-    """Returns the error, or the hint, that a feature needs sympy."""
+    """Returns the error that a feature needs sympy, with the hint how to install it."""
     return MissingExtra(feature, "sympy", "explain")
 
 
 def values_only(spec: ModelSpec) -> Symbolic:
-    """Returns a spec, or one rank of a layout, whose symbols are its numbers. Imports no sympy."""
+    """Returns the formulas' tree of a model or of one rank, with numbers instead of symbols. Imports no sympy."""
     tree = spec.tree()
     return Symbolic(spec, tree, tree, {}, {})
 
@@ -97,7 +97,7 @@ GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts"
 
 
 def symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
+    """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
     used_occurrences = _used_occurrences(spec if rank is None else rank.full_model)
     names = _symbol_names(used_occurrences + _depth_occurrences(spec))
@@ -140,7 +140,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Returns kind of layer → number of layers, in the stack or on one pipeline rank."""
+    """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
     counts = {

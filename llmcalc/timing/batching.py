@@ -146,11 +146,11 @@ class Replica:
         return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
 
     def token(self, concurrency: float) -> InferencePass:
-        """Returns the pass that decodes a step of every sequence, without any prompt."""
+        """Returns the time of a decoding step of every sequence, without any prompt."""
         return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
 
     def step(self, batch: float, context: float) -> InferencePass:
-        """Returns the pass of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
+        """Returns the time of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
         drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
         decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, context, "decode")
         target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
@@ -162,7 +162,7 @@ class Replica:
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
     def prompts(self, number: float, server: bool = False) -> InferencePass:
-        """Returns the pass of several prompts at once.
+        """Returns the time of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
@@ -172,7 +172,7 @@ class Replica:
     def prompt_pass(
         self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
-        """Returns the pass of prompts with these new and cached tokens each, including a draft model's pass over them.
+        """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -212,7 +212,7 @@ class Replica:
         )
 
     def _load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies at a concurrency at which some steps only decode."""
+        """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, further_steps = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
@@ -223,7 +223,7 @@ class Replica:
         saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
-            """Returns the seconds by which each of so many prompts in a step makes it longer."""
+            """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
             prompt_pass = self.prompts(prompts)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved_seconds
             return max(0.0, seconds) / prompts / self.batches
@@ -239,7 +239,7 @@ class Replica:
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Returns the seconds that decoding sequences add to a step with a prompt: no weight reads, launches or host time.
+    """Returns the seconds that decoding sequences add to a step with a prompt, without weight reads and launches.
 
     A draft's passes add all of their time.
     """
@@ -258,5 +258,5 @@ def _added(line: Line) -> float:
 
 
 def _whole(number: float) -> float:
-    """Returns the number, as an integer if it is whole: counts of integers are exact."""
+    """Returns a number, as an integer if it is whole, so that counts stay exact."""
     return int(number) if number == int(number) else number

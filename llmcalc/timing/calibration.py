@@ -81,14 +81,14 @@ class MeasuredRun:
 
 
 class Linear:
-    """A linearization: estimates of runs as sums over the four factors, near given values of the factors."""
+    """The estimates of several runs, linearized in the four factors near one value of each factor."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [run.seconds for run in runs]
         self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, base_factors)) for run in runs]
 
     def without(self, left_out: Container[int]) -> Linear:
-        """Returns the linearization without the runs of these indices."""
+        """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = Linear([])
         remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
         remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
@@ -128,7 +128,7 @@ RANGE = (1 / 8, 8.0)
 
 
 def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
-    """Yields for each factor the share of an estimate that is proportional to it, over the factor."""
+    """Yields for each factor the seconds of an estimate that are proportional to it, divided by the factor."""
     base = pricer(base_factors)
     slopes = []
     for name in NAMES:
@@ -141,7 +141,7 @@ def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
 
 
 def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
-    """Returns the factors with the least loss: first a common factor, then each factor separately, several times."""
+    """Returns the factors with the least loss: first one common factor, then each factor separately, several times."""
     low, high = map(math.log, RANGE)
     common_factor = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
     logarithms = [common_factor] * len(NAMES)
@@ -177,7 +177,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 
 @dataclass(frozen=True)
 class Errors:
-    """Statistics of the errors of several runs' estimates.
+    """Statistics of estimated over measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -298,7 +298,7 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
 
 
 def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
-    """Returns why a fit is not used; empty if it is used.
+    """Returns the reason why fitted factors are not used; empty if they are used.
 
     gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """

@@ -81,7 +81,7 @@ class Device:
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format in which products of `dtype` run; bf16 for a format without tensor-core units."""
+        """Returns the number format in which matrix products of `dtype` run; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
@@ -90,7 +90,7 @@ class Device:
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
     def depth_factor(self, dtype: str, inner: Number) -> Number:
-        """Returns the seconds of a product over those at its full rate: a tile of the output is written after its sums.
+        """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
 
         inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
@@ -98,8 +98,9 @@ class Device:
         return maximum(1.0, (1 + half / maximum(1, inner)) / (1 + half / DEEP))
 
     def aligned_share(self, *sizes: Number) -> float:
-        """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
-        multiple of 8 elements. sizes: of the axes that lie side by side.
+        """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
+
+        sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
         whole_sizes = [size for size in sizes if isinstance(size, int)]
         odd_share, even_share = self.generation.unaligned
@@ -112,7 +113,7 @@ class Device:
         )
 
     def sustained(self, dtype: str = "bf16") -> float:
-        """Returns the share of a benchmark's FLOP/s that a device sustains under load."""
+        """Returns the fraction of a benchmark's FLOP/s that a device sustains under long load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])
 
@@ -202,7 +203,7 @@ def _least(values: Sequence[Number]) -> Number:
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """Returns the device of an accelerator. nic: its network's bytes/s; default the accelerator's record.
+    """Returns an accelerator with its reached rates. nic: bytes/s of its network; default as in the accelerator's file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
@@ -237,7 +238,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 
 def generation_of(hardware: Hardware) -> Generation:
-    """Returns an accelerator's generation: the one that names it, else by its compute capability or its vendor."""
+    """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     all_generations = generations().values()
     capability = hardware.compute_capability or ""
     for generation in all_generations:

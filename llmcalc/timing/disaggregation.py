@@ -42,7 +42,7 @@ class Disaggregated:
 
     @classmethod
     def balanced(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group whose sides wait least for each other.
+        """Returns the group of replicas whose prompt and decoding sides wait least for each other.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds for which one prompt keeps its replica busy, in steps that are full of prompts."""
+        """The seconds of a replica's time that one prompt takes, in steps that are full of prompts."""
         replica = self.replica
         return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
 
@@ -93,7 +93,7 @@ class Disaggregated:
         return self.replica.prompt_seconds + self.transfer_seconds
 
     def token_seconds(self, sequences: float) -> float:
-        """Returns the seconds of a further token where a replica decodes this many sequences."""
+        """Returns the seconds per further token on a replica that decodes this many sequences."""
         return float(self.replica.token(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:

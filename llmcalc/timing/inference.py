@@ -113,7 +113,7 @@ def rank_pass(
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """Returns the pass of one rank. Expert-parallel ranks have whole experts, unless the layout divides them.
+    """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
     """

@@ -97,16 +97,16 @@ class Line:
 
     @property
     def seconds(self) -> Number:
-        """The seconds of one execution: compute and memory traffic overlap."""
+        """The seconds of one execution, in which compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
-        """Whether it belongs to a module that runs again by itself: to attention (core), or to one of these nodes."""
+        """Whether it belongs to a recomputed module: to the attention core, or to one of these nodes."""
         return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
 
     @property
     def bound(self) -> str:
-        """The name of the longest of the seconds: `compute`, `memory`, `network` or `wait` (scalars only)."""
+        """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
         return max(("compute", "memory", "network", "wait"), key=lambda name: getattr(self, name))
 
 
@@ -126,7 +126,7 @@ class Priced:
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
-        """Returns the seconds of the modules of one layer of a kind that run again by themselves.
+        """Returns the seconds of the recomputed modules of one layer of a kind.
 
         core: whether attention does. nodes: paths of modules below a layer.
         """
@@ -137,7 +137,7 @@ class Priced:
         )
 
     def layer_launches(self, layer: int, backward: bool) -> Number:
-        """Returns the number of kernels that one direction of one layer of a kind launches."""
+        """Returns the number of kernels that the forward (or backward) pass of one layer of a kind launches."""
         return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
 
     @property
@@ -153,7 +153,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Pricing:
-    """Estimates the seconds of a pass's kernels and messages on a device under a time stack."""
+    """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 
     device: Device
     stack: Stack
@@ -185,7 +185,10 @@ class Pricing:
         return self.device.product_rate(units, self.trains) * self.stack.product * share
 
     def _depth_factor(self, dtype: str, inner: Number) -> Number:
-        """How much longer a product takes than a deep one. inner: the size of the axis that it sums over."""
+        """Returns the slowdown of a matrix product with a short inner axis.
+
+        inner: the size of the axis that it sums over.
+        """
         return self.device.depth_factor(self._units(dtype), inner)
 
     def price(self, work: RankWork) -> Priced:
@@ -214,7 +217,7 @@ class Pricing:
             )
 
     def _product(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the product y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, which is added to the gradient so far."""
+        """Estimates the seconds of y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, added to the gradient so far."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.trains:
@@ -256,7 +259,7 @@ class Pricing:
     _experts = _product
 
     def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether the input of a training product, and the gradient of its output, are cast by a kernel.
+        """Returns whether separate kernels cast the input of a training product, and the gradient of its output.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -265,7 +268,7 @@ class Pricing:
         return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
-        """The share of the rate of large products that the stack's kernel for products of all experts reaches."""
+        """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units(dtype)), 1.0)
@@ -322,14 +325,14 @@ class Pricing:
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times a scan or recurrence: element-wise work that reads and writes its values several times."""
+        """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
     def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the read and the write of a recurrent state by a decoded token."""
+        """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -342,7 +345,7 @@ class Pricing:
     _look_up = _permutation = _elementwise
 
     def _adapter(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the element-wise kernels around an adapter's products."""
+        """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
             bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
@@ -354,7 +357,7 @@ class Pricing:
         yield True, 0.0, LOSS_BACKWARD * memory
 
     def _exchange_wait(self, message: Collective) -> Number:
-        """Returns the seconds before an exchange of experts' tokens; half of those of a layer's two exchanges."""
+        """Returns the waiting seconds before one all-to-all of expert tokens: half of the wait of both in a layer."""
         if message.group != "ep" or message.backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
@@ -375,7 +378,7 @@ class Pricing:
 
 
 def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
-    """Returns the share of a token's rows that are sent: one copy for all of its experts in a domain."""
+    """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 

@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class Generation(Record):
-    """The figures of a generation of accelerators; the file's head explains each field."""
+    """The efficiencies of a generation of accelerators; the head of the TOML file explains each field."""
 
     name: str
     like: str = ""
@@ -87,7 +87,7 @@ def _read(file: str) -> dict[str, dict[str, Any]]:
 
 
 def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Returns a table with the values of the table that its `like` names."""
+    """Returns a table completed by the values of the table that its field `like` names."""
     table = data[name]
     base = _with_base(data, table["like"]) if table.get("like") else {}
     inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
@@ -107,7 +107,7 @@ def generations() -> dict[str, Generation]:
 
 
 class Stack(Record):
-    """The properties of the software that runs a model's program; the file's head explains each field.
+    """The efficiencies of a software stack that runs a model; the head of the TOML file explains each field.
 
     name: its name, for `--stack`.
     title: its name on screens.
@@ -171,7 +171,7 @@ class Stack(Record):
         return self
 
     def hidden_share(self, group: str) -> float:
-        """Returns the share of a group's messages that products hide. Gathered weights: by default the share of dp."""
+        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""
         return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
 
 

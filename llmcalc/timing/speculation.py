@@ -77,5 +77,5 @@ class Speculation:
 
 
 def _of_draft(layout: Layout) -> Layout:
-    """Returns the layout of a draft model: its target's attention layout, in one stage."""
+    """Returns the layout of a draft model: the attention layout of its target model, in one pipeline stage."""
     return Layout(tp=layout.tp)

@@ -179,7 +179,7 @@ class LayerCosts(NamedTuple):
     adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
-        """Returns the same costs at the given positions of their arrays."""
+        """Returns the costs at the given indices of their arrays."""
 
         def pick(value: Number) -> Number:
             return value[index] if getattr(value, "ndim", 0) else value
@@ -266,7 +266,7 @@ def rank_layers(
 
 
 class PipelineRanks(NamedTuple):
-    """The layers and seconds of each rank of a pipeline.
+    """The number of layers and the seconds of each rank of a pipeline.
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
@@ -332,7 +332,7 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
 def step_of(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: Priced, costs: LayerCosts
 ) -> Step:
-    """Returns the step of a micro-batch whose kernels are timed already."""
+    """Returns the seconds of a training step from the timed kernels of its micro-batch."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
     return _assemble(spec, device, stack, plan, ranks, timed_pass)
 
@@ -340,7 +340,7 @@ def step_of(
 def _assemble(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
 ) -> Step:
-    """Adds bubble, data parallelism and update to the seconds of a pipeline's ranks."""
+    """Returns the seconds of a step: the pipeline ranks' work, the bubble, data-parallel messages and the update."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
@@ -371,7 +371,7 @@ class ReplicaMessages(NamedTuple):
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
-    """Returns seconds of gradients and gathered weights that the work does not hide, and parameters a rank updates.
+    """Returns the exposed seconds of gradient and weight messages, and the number of parameters that a rank updates.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
@@ -397,7 +397,7 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
 
 
 def _exposed(message_seconds: Number, product_seconds: Number, share: float) -> Number:
-    """Returns the seconds of messages that products do not hide.
+    """Returns the seconds of messages that computation does not hide.
 
     product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
     """
@@ -413,7 +413,7 @@ def _group_messages(
     trained_params: Number,
     layers: Number,
 ) -> tuple[ReplicaMessages, Number]:
-    """Returns the messages of weights that a group replicates, and the ranks over which states are sharded.
+    """Returns the messages of weights that a group replicates, and the number of ranks that shard their states.
 
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
@@ -452,7 +452,7 @@ class StepPrices:
         self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """Returns the step of a plan, as `training_step` does."""
+        """Returns the seconds of a step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
@@ -504,7 +504,7 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
 
 
 def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the distinct combinations of several columns, and the combination at each position."""
+    """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
     import numpy
 
     return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)

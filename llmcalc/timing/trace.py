@@ -97,7 +97,7 @@ def _powers(maximum: int) -> list[int]:
 
 
 def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
-    """Returns seconds interpolated between the sizes and contexts of a table."""
+    """Returns seconds interpolated between the batch sizes and context lengths of a table."""
 
     def seconds(size: float, context: float) -> float:
         row, row_fraction = _place(sizes, size)
@@ -110,7 +110,7 @@ def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequ
 
 
 def _place(values: Sequence[int], value: float) -> tuple[int, float]:
-    """Returns the index of the lower value, and the fraction of the way to the next; extrapolates at the ends."""
+    """Returns the index of the next lower value, and the fraction of the way to the next; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)

@@ -246,7 +246,7 @@ class RankWork:
 
 
 def share(number: Number, ranks: Number) -> Number:
-    """Returns the part of a number on one of `ranks` ranks: an integer if they divide it."""
+    """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
     if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
         return number // ranks
     return number / ranks
@@ -495,7 +495,7 @@ class WorkRecorder(Placements):
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier product of this layer has the same input: a fused program computes both at once."""
+        """Whether an earlier product of this layer has the same input, so that fused software computes both at once."""
         region = id(self._storage(x)), self.layer
         shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
@@ -592,7 +592,7 @@ class WorkRecorder(Placements):
             self._flush()
 
     def _flush(self) -> None:
-        """Records the open group of element-wise steps as one kernel.
+        """Records the collected element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
         """

@@ -37,11 +37,11 @@ def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost
     """Returns the cost function of an op in the classes of a text model type, including their deviations."""
     steps = [deviation.follow for deviation in _deviations(kind, quantity, spec)]
 
-    def changed_cost(use: Use) -> Any:
-        op = use.op
+    def changed_cost(op_use: Use) -> Any:
+        op = op_use.op
         for step in steps:
             op = step(op)
-        return cost(replace(use, op=op))
+        return cost(replace(op_use, op=op))
 
     return changed_cost
 

@@ -178,9 +178,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(use: Use) -> Number:
-        op, run_config = use.op, use.run_config
-        if run_config is None or not use.has("forward_flops"):
+    def kept_elements(op_use: Use) -> Number:
+        op, run_config = op_use.op, op_use.run_config
+        if run_config is None or not op_use.has("forward_flops"):
             return 0
         if type(op) is Linear:
             return run_config.rows(op.rows) * op.n_out

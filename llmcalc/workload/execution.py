@@ -21,12 +21,12 @@ kernel for all operations; `loop`, tensor after tensor.
 Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 
-def _reads_a_cache(w: Workload) -> bool:
-    return w.phase == "decode" or not is_zero(w.context)
+def _reads_a_cache(workload: Workload) -> bool:
+    return workload.phase == "decode" or not is_zero(workload.context)
 
 
-def _decodes(w: Workload) -> bool:
-    return w.phase == "decode"
+def _decodes(workload: Workload) -> bool:
+    return workload.phase == "decode"
 
 
 FORMS: Mapping[str, Callable[[Workload], bool]] = {
@@ -59,15 +59,15 @@ class Execution:
     recompute: Recompute = NONE
     mla: LatentForm = "auto"
 
-    def form(self, forms: Iterable[str], w: Workload) -> str:
-        """Returns the form of a step that runs; the first form in `forms` is the default."""
+    def form(self, forms: Iterable[str], workload: Workload) -> str:
+        """Returns the form in which a step runs, one of `forms`; the first is the default."""
         default_form, *other_forms = forms
-        return next((name for name in other_forms if self._runs(name, w)), default_form)
+        return next((name for name in other_forms if self._runs(name, workload)), default_form)
 
-    def _runs(self, form: str, w: Workload) -> bool:
+    def _runs(self, form: str, workload: Workload) -> bool:
         if form == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
-        return FORMS[form](w)
+        return FORMS[form](workload)
 
 
 EAGER = Execution()

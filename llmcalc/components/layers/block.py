@@ -140,10 +140,10 @@ class Layer(Component):
         """The layer's token mixers, in a layer of that width: (field, part, width of the part's input)."""
         return [("attention", self.attention, width)]
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if the layer cannot be used in that place."""
-        for field, part, width in self.mixers(place.width):
-            part.check_place(replace(place, where=f"{place.where}.{field}", width=width))
+        for field, part, width in self.mixers(stack_position.width):
+            part.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -164,11 +164,11 @@ class Layer(Component):
                 return f"{field}.{field_of_part}"
         return ""
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. sharing: its position among the layers that share parameters; None without sharing."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -225,15 +225,19 @@ class Block(Layer):
             *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
         ]
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        has_encoder, is_idle = place.source_width is not None, self.idle_cross_attention
-        if is_idle and (has_encoder or place.side == "encoder"):
-            raise ValueError(f"{place.where}.idle_cross_attention: there is an encoder to attend to; expected false")
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
+        if is_idle and (has_encoder or stack_position.side == "encoder"):
+            raise ValueError(
+                f"{stack_position.where}.idle_cross_attention: there is an encoder to attend to; expected false"
+            )
         if self.cross_attention is not None and not is_idle and not has_encoder:
-            raise ValueError(f"{place.where}.cross_attention: only the decoder of an encoder-decoder has one")
+            raise ValueError(f"{stack_position.where}.cross_attention: only the decoder of an encoder-decoder has one")
         if self.cross_attention is not None and super().reads_encoder():
-            raise ValueError(f"{place.where}.cross_attention: the layer's attention reads the encoder; expected none")
+            raise ValueError(
+                f"{stack_position.where}.cross_attention: the layer's attention reads the encoder; expected none"
+            )
 
     def reads_encoder(self) -> bool:
         return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
@@ -254,60 +258,62 @@ class Block(Layer):
             return PARALLEL[self.parallel]
         return SCALED.get(self.residual_scale) or PLACEMENTS[self.norm_placement]
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         start = x
-        f.hold(x=x, start=x)
-        shared_input = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        recorder.hold(x=x, start=x)
+        shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
-            f.hold(shared=shared_input)
+            recorder.hold(shared=shared_input)
         for name, part in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(f, name, part, x)
+                self._record_idle(recorder, name, part, x)
                 continue
             y = start if self.parallel else x
             if shared_input is not None:
                 y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                y = self._normalize(f, f"{name}_pre_norm", y)
-            y = f.part(name, part, y, **self._cross_arguments(f, name))
-            y = f.dropout(y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True)
-            f.hold(y=y)
-            x = self._residual_sum(f, name, x, y)
-            f.hold(x=x)
+                y = self._normalize(recorder, f"{name}_pre_norm", y)
+            y = recorder.part(name, part, y, **self._cross_arguments(recorder, name))
+            y = recorder.dropout(
+                y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True
+            )
+            recorder.hold(y=y)
+            x = self._residual_sum(recorder, name, x, y)
+            recorder.hold(x=x)
         return x
 
-    def _cross_arguments(self, f: Flow, name: str) -> dict[str, Any]:
+    def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
         """Returns the additional arguments of the sublayer with that name."""
-        return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+        return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
-    def _normalize(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
-        return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
+        return x if name in self.without_norms else recorder.part(name, self.norm, x, role=role)
 
-    def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(f, f"{name}_post_norm", f.add(x, y))
-        y = y if self.norm_placement == "pre" else self._normalize(f, f"{name}_post_norm", y)
+            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, y))
+        y = y if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", y)
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            y = f.part(f"{name}_out_scale", scale, y)
+            y = recorder.part(f"{name}_out_scale", scale, y)
         if self.residual_scale in (True, "residual"):
-            x = f.part(f"{name}_residual_scale", scale, x)
-        return f.add(x, y)
+            x = recorder.part(f"{name}_residual_scale", scale, x)
+        return recorder.add(x, y)
 
-    def _record_idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+    def _record_idle(self, recorder: Flow, name: str, part: Component, x: Value) -> None:
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(f, f"{name}_pre_norm", x, "idle")
+            self._normalize(recorder, f"{name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source) if f.memory is None else f.memory
-        f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
+        memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
+        recorder.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(f, f"{name}_post_norm", x, "idle")
+            self._normalize(recorder, f"{name}_post_norm", x, "idle")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -362,34 +368,34 @@ def _reference_class() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The standard layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Block, context: Context) -> None:
+        def __init__(self, spec: Block, model_properties: Context) -> None:
             super().__init__()
             if spec.input_norm is not None:
-                self.input_norm = spec.input_norm.reference(context)
+                self.input_norm = spec.input_norm.reference(model_properties)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             self.network = getattr(spec.feed_forward, "node_name", "")
             for part, part_context in (
-                (spec.attention, context),
+                (spec.attention, model_properties),
                 (
                     spec.cross_attention,
                     Context(
-                        context.hidden_size,
-                        context.causal,
+                        model_properties.hidden_size,
+                        model_properties.causal,
                         cross=True,
-                        source_size=context.source_size or spec.idle_source_size,
+                        source_size=model_properties.source_size or spec.idle_source_size,
                     ),
                 ),
-                (spec.feed_forward, context),
+                (spec.feed_forward, model_properties),
             ):
                 if isinstance(part, Component):
                     name = "cross_attn" if part_context.cross else part.node_name
                     self.add_module(name, part.reference(part_context))
                     self.order.append(name)
             if spec.parallel == "shared":
-                self.pre_norm = spec.norm.reference(context)
+                self.pre_norm = spec.norm.reference(model_properties)
                 return
             for name in self.order if spec.residual_scale else ():
-                width, scales_both = context.hidden_size, spec.residual_scale is True
+                width, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
                     self.add_module(f"{name}_out_scale", Scaling(width, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
@@ -398,7 +404,7 @@ def _reference_class() -> type[nn.Module]:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{name}_{position}_norm" for position in places):
                     if norm not in spec.without_norms:
-                        self.add_module(norm, spec.norm.reference(context))
+                        self.add_module(norm, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 
@@ -412,13 +418,13 @@ def _reference_class() -> type[nn.Module]:
             y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
             return self._normalize(f"{name}_residual_scale", x) + y
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             x = self._normalize("input_norm", x)
             start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
                 y = self.get_submodule(name)(
-                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
+                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, forward_pass
                 )
                 y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
                 if self.placement == "post":

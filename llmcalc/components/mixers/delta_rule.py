@@ -50,14 +50,16 @@ def delta_rule_class() -> type[nn.Module]:
             super().__init__()
             self.chunk, self.by_channel = chunk, by_channel
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: Run, state: Any
+        ) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            stored_state = state.load(run)
+            stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one = stored_state is not None and q.shape[2] == 1
             out, new_state = (self._run_token if decodes_one else self._run_chunks)(q, k, v, g, beta, old_state)
-            state.keep(run, new_state)
+            state.keep(forward_pass, new_state)
             return out
 
         def _run_token(

@@ -63,52 +63,56 @@ class DifferentialAttention(GroupedQueryMixer):
         """The mixer with other key and value heads; unchanged for an odd number, which cannot be halved."""
         return self if number % 2 else super().with_kv_heads(number, width)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(2 * floor_div(sizes.kv_heads, 2), sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
-        return super().with_heads(sizes)
+        return super().with_heads(head_sizes)
 
     def source(self) -> str:
         return "Ye et al. 2024, §2.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.rope(f.linear("q_proj", x, heads, dim, bias=has_bias), self.position)
-        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.position)
-        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=has_bias))
-        f.mask(q, k, causal=True)
+        q = recorder.rope(recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.position)
+        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.position)
+        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias))
+        recorder.mask(q, k, causal=True)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
-        halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
-        first_values, second_values = (f.repeat(half, heads) for half in halves)
-        f.hold(q=q, k=k, v=v, first=first_values, second=second_values)
-        k = f.repeat(k, heads)
-        f.hold(k=k)
-        cores = f.attention("core_1", q, k, first_values), f.attention("core_2", q, k, second_values)
+        halves = (
+            recorder.repeat(half, kv_heads, tiled=True) for half in recorder.split(v, half_of_values, half_of_values)
+        )
+        first_values, second_values = (recorder.repeat(half, heads) for half in halves)
+        recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
+        k = recorder.repeat(k, heads)
+        recorder.hold(k=k)
+        cores = recorder.attention("core_1", q, k, first_values), recorder.attention("core_2", q, k, second_values)
         double_dim = Beside(((dim,), (dim,)))
-        joined_heads = f.cat(*cores, axes=(heads, double_dim))
+        joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
         half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        plus, minus = f.split(joined_heads, half, half)
-        share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
-        f.hold(both=joined_heads, share=share)
-        y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
-        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
-        y = f.scale(y, 1 - self.lambda_init)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=has_bias)
+        plus, minus = recorder.split(joined_heads, half, half)
+        share = recorder.plus(
+            recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
+        )
+        recorder.hold(both=joined_heads, share=share)
+        y = recorder.sub(plus, recorder.mul(minus, share))  # one softmax term minus λ times the other, in both halves
+        y = recorder.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
+        y = recorder.scale(y, 1 - self.lambda_init)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
-    def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
+    def _lambda_term(self, recorder: Flow, term: str, dim: Axis) -> Value:
         """Records one of the two terms exp(λ_q · λ_k) of λ."""
-        product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
-        return f.act(f.sum(product), "exp")
+        product = recorder.mul(recorder.vector(f"lambda_q{term}", dim), recorder.vector(f"lambda_k{term}", dim))
+        return recorder.act(recorder.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         heads = str(a) if a == k else f"{a}/{k}"
         return f"differential {heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -151,12 +155,15 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q, k = (
-                self.spec.position.rotated(self._split_heads(name, x), run, run.past) for name in ("q_proj", "k_proj")
+                self.spec.position.rotated(self._split_heads(name, x), forward_pass, forward_pass.past)
+                for name in ("q_proj", "k_proj")
             )
-            k, v = self.cache(run, k, self._split_heads("v_proj", x))
-            mask = attention_mask(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
+            k, v = self.cache(forward_pass, k, self._split_heads("v_proj", x))
+            mask = attention_mask(
+                forward_pass, forward_pass.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True
+            )
             first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeat_heads(k)
             joined_heads = torch.cat(

@@ -31,9 +31,13 @@ class GroupedQueryMixer(TokenMixer):
     def with_kv_heads(self, number: int, width: int) -> Self:
         return self.model_copy(update={"num_key_value_heads": number})
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        self.position.check_heads(head_sizes)
+        fields = {
+            "num_attention_heads": head_sizes.heads,
+            "num_key_value_heads": head_sizes.kv_heads,
+            "head_dim": head_sizes.head_dim,
+        }
         return self.model_copy(update=fields)
 
 

@@ -48,37 +48,37 @@ class SampledBlockAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        if place.width % self.num_attention_heads:
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        if stack_position.width % self.num_attention_heads:
             raise ValueError(
-                f"{place.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of hidden_size "
-                f"{place.width}"
+                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
+                f"hidden_size {stack_position.width}"
             )
 
     def source(self) -> str:
         return "Zeng et al. 2022, §4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         sizes = self.heads(x.width)
         heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
-        q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
-        f.hold(q=q, k=k, v=v)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        y = f.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=True)
+        y = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -146,14 +146,14 @@ def _reference_class() -> type[nn.Module]:
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SampledBlockAttention, context: Context) -> None:
+        def __init__(self, spec: SampledBlockAttention, model_properties: Context) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, context.hidden_size
+            self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(name, nn.Linear(hidden, hidden))
             self.core = Core(spec)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             heads = (
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")

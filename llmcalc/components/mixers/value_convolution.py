@@ -39,12 +39,12 @@ class ValueConvolution(Part):
     def source(self) -> str:
         return "Xiong et al. 2021 (Nyströmformer), §3"
 
-    def flow(self, f: Flow, values: Value, heads: Axis, size: Axis) -> Value:
+    def flow(self, recorder: Flow, values: Value, heads: Axis, size: Axis) -> Value:
         """Records the convolution of the values of all heads."""
-        groups = f.n((heads, size))
-        return f.conv("conv", values, heads, size, kernel=self.conv_kernel_size, groups=groups, shared=size.size)
+        groups = recorder.n((heads, size))
+        return recorder.conv("conv", values, heads, size, kernel=self.conv_kernel_size, groups=groups, shared=size.size)
 
-    def reference(self, context: Context, heads: int) -> nn.Module:
+    def reference(self, model_properties: Context, heads: int) -> nn.Module:
         return _reference_class()(self, heads)
 
 

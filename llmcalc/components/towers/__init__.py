@@ -76,13 +76,13 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
-def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
+def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower with its input. Returns the output of each tower, by its name."""
     outputs: dict[str, Value] = {}
     for name, tower, readable in towers_before(towers):
         own_input = tower.input_value()
         source = _tower_input(own_input, [outputs[read_name] for read_name in readable])
-        outputs[name] = f.part(name, tower, own_input if source is None else source.view(*own_input.axes))
+        outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 

@@ -70,7 +70,7 @@ class Parts:
         return total
 
     def data(self) -> dict[str, Number]:
-        """The bytes by field name, with fields that are 0."""
+        """The bytes by field name, including fields whose bytes are 0."""
         return {name: getattr(self, name) for name in PARTS}
 
 
@@ -118,21 +118,26 @@ def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightS
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
-def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
-    """Yields the tensors below a node. site: the node's own site, whose tensor is ignored."""
+def _sites_below(place: Place, weight_site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
+    """Yields the tensors below a node of the model.
+
+    weight_site: the site of the node itself, whose tensor is ignored.
+    """
     for child_place in place.children():
         child = child_place.node
         if child.optional and child.optional not in include:
             continue
-        child_path = f"{site.path}.{child.name}" if site.path else child.name
+        child_path = f"{weight_site.path}.{child.name}" if weight_site.path else child.name
         if child.indices is None:
             copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(site.times, child.repeat), site.layer)
+                (child_path, times(weight_site.times, child.repeat), weight_site.layer)
             ]
         else:
-            copies = [(f"{child_path}.{i}", site.times, i) for i in child.indices]
+            copies = [(f"{child_path}.{i}", weight_site.times, i) for i in child.indices]
         for path, count, layer in copies:
-            child_site = WeightSite(path, child_place.kind, site.tensor, count, layer, place.node, child_place.optional)
+            child_site = WeightSite(
+                path, child_place.kind, weight_site.tensor, count, layer, place.node, child_place.optional
+            )
             if child_place.use is not None:
                 for tensor in child_place.use.tensors():
                     yield WeightSite(

@@ -29,16 +29,16 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(c: Fields) -> Scheme:
+def compressed_tensors(fields: Fields) -> Scheme:
     """Reads a compressed-tensors config: the groups of `config_groups`, in their order."""
-    c.ignore("version")
-    sparsity = c.get("sparsity_config")
+    fields.ignore("version")
+    sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
-        raise c.wrong("sparsity_config", sparsity, "none, or the format dense")
-    overall = c.get("format")
-    groups_table = c.table("config_groups")
+        raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
+    overall = fields.get("format")
+    groups_table = fields.table("config_groups")
     if groups_table is None or not groups_table.data:
-        raise c.wrong("config_groups", None, "a table of groups")
+        raise fields.wrong("config_groups", None, "a table of groups")
     groups, labels = [], []
     for name in groups_table.data:
         table = groups_table.table(name)
@@ -48,16 +48,16 @@ def compressed_tensors(c: Fields) -> Scheme:
         groups.append(group)
         labels.append(label)
     excluded_modules = ModuleList(
-        c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+        fields.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
         else []
     )
-    if c.get("kv_cache_scheme"):
+    if fields.get("kv_cache_scheme"):
         remarks.append(KV)
-    if c.get("transform_config"):
+    if fields.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(labels)),
@@ -70,16 +70,16 @@ def compressed_tensors(c: Fields) -> Scheme:
     )
 
 
-def _group_of_table(c: Fields, overall: Any) -> tuple[Group, str]:
-    c.must("output_activations", None)
-    targets = c.texts("targets")
-    weights, inputs = c.table("weights"), c.table("input_activations")
-    layout = c.get("format") or overall
-    c.all_read()
+def _group_of_table(fields: Fields, overall: Any) -> tuple[Group, str]:
+    fields.must("output_activations", None)
+    targets = fields.texts("targets")
+    weights, inputs = fields.table("weights"), fields.table("input_activations")
+    layout = fields.get("format") or overall
+    fields.all_read()
     if weights is None:
-        raise c.wrong("weights", None, "how weights are quantised")
+        raise fields.wrong("weights", None, "how weights are quantised")
     if not targets:
-        raise c.wrong("targets", targets, "module names or Linear")
+        raise fields.wrong("targets", targets, "module names or Linear")
     modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
     storage_format, label = _storage_format(weights, layout, _static_scales(inputs))
     return Group(storage_format, modules), label

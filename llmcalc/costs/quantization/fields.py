@@ -27,7 +27,7 @@ class Fields:
         return self.data.get(name, absent)
 
     def lower(self, name: str, absent: Any = None) -> Any:
-        """Returns the value of a field; a string in lower case."""
+        """Returns the value of a field; strings are converted to lower case."""
         value = self.get(name, absent)
         return value.lower() if isinstance(value, str) else value
 

@@ -158,7 +158,7 @@ def _without_fusion(entry: str) -> Iterator[str]:
 
 
 def _match_ways(pattern: str) -> int:
-    """Returns an upper bound on the number of ways in which a pattern may match, as a power of two."""
+    """Returns an upper bound on the ways in which a regular expression may match, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (

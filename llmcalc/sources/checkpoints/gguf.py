@@ -121,72 +121,73 @@ class _Arrays:
     def __init__(self) -> None:
         self.elements = 0
 
-    def add(self, r: BoundedReader, key: str, count: int) -> None:
+    def add(self, reader: BoundedReader, key: str, count: int) -> None:
         """Adds `count` elements. Raises `InputError` for more elements than the file can hold or the bound allows."""
-        if count > (r.size - r.at) // 8:  # each has its length before it
+        if count > (reader.size - reader.at) // 8:  # each has its length before it
             raise InputError(
-                f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
+                f"{reader.where}: {key[:80]}: {count:,} elements in a file of {reader.size:,} bytes; truncated or "
+                "not a GGUF file"
             )
         self.elements += count
         if self.elements > MOST_ELEMENTS:
             raise InputError(
-                f"{r.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
+                f"{reader.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
                 f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)"
             )
 
 
-def _read_text(r: BoundedReader, field: str, limit: int | None = None) -> str:
+def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> str:
     """Reads a text. limit: the largest number of bytes; default the rest of the header's bound."""
-    length = r.number("Q", field)
+    length = reader.number("Q", field)
     if limit is not None and length > limit:
         raise InputError(
-            f"{r.where}: {field}: {length:,} bytes at byte {r.at:,}; expected at most {limit:,} (truncated or not a "
-            "GGUF file)"
+            f"{reader.where}: {field}: {length:,} bytes at byte {reader.at:,}; expected at most {limit:,} (truncated "
+            "or not a GGUF file)"
         )
-    return r.take(length, field).decode("utf-8", "replace")
+    return reader.take(length, field).decode("utf-8", "replace")
 
 
-def _read_value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
+def _read_value(reader: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
     if kind in SCALARS:
-        return r.number(SCALARS[kind], key)
+        return reader.number(SCALARS[kind], key)
     if kind == STRING:
-        return _read_text(r, key)
+        return _read_text(reader, key)
     if kind != ARRAY or depth > 4:
-        raise InputError(f"{r.where}: {key[:80]}: metadata type {kind} is not known")
-    element_type, count = r.number("I", key), r.number("Q", key)
+        raise InputError(f"{reader.where}: {key[:80]}: metadata type {kind} is not known")
+    element_type, count = reader.number("I", key), reader.number("Q", key)
     if element_type in SCALARS:
         if count <= LONGEST_KEPT:
-            return [r.number(SCALARS[element_type], key) for _ in range(count)]
-        r.skip(count * struct.calcsize("<" + SCALARS[element_type]), key)
+            return [reader.number(SCALARS[element_type], key) for _ in range(count)]
+        reader.skip(count * struct.calcsize("<" + SCALARS[element_type]), key)
         return f"{count:,} values"
     if element_type not in (STRING, ARRAY):
-        raise InputError(f"{r.where}: {key[:80]}: metadata type {element_type} is not known")
-    arrays.add(r, key, count)
+        raise InputError(f"{reader.where}: {key[:80]}: metadata type {element_type} is not known")
+    arrays.add(reader, key, count)
     if count <= LONGEST_KEPT:
-        return [_read_value(r, element_type, key, arrays, depth + 1) for _ in range(count)]
+        return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(count)]
     if element_type == STRING:
-        r.skip_texts(count, key)
+        reader.skip_texts(count, key)
     else:
         for _ in range(count):
-            _read_value(r, element_type, key, arrays, depth + 1)
+            _read_value(reader, element_type, key, arrays, depth + 1)
     return f"{count:,} values"
 
 
-def _read_tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
+def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
-    name = _read_text(r, "tensor name", LONGEST_NAME)
-    axes = r.number("I", name)
+    name = _read_text(reader, "tensor name", LONGEST_NAME)
+    axes = reader.number("I", name)
     if axes > 8:
-        raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")
-    shape = tuple(r.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    kind = r.number("I", name)
-    offset = r.number("Q", name)
+        raise InputError(f"{reader.where}: {name[:80]}: {axes} axes; not a GGUF file")
+    shape = tuple(reader.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
+    kind = reader.number("I", name)
+    offset = reader.number("Q", name)
     if kind not in TYPES or any(n > 2**48 for n in shape):
-        raise InputError(f"{r.where}: {name[:80]}: type {kind} of shape {list(shape)} is not known")
+        raise InputError(f"{reader.where}: {name[:80]}: type {kind} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[kind]
     elements = StoredTensor(name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
         raise InputError(
-            f"{r.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
+            f"{reader.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
         )
     return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset

@@ -304,9 +304,9 @@ OLD = frozenset(
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
 
-def offset(facts: Facts) -> int:
+def offset(model_facts: Facts) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return facts.first.position.offset if isinstance(facts.first.position, Learned) else 0
+    return model_facts.first.position.offset if isinstance(model_facts.first.position, Learned) else 0
 
 
 ROBERTA_WRITES: Writes = {
@@ -315,22 +315,22 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _task_types(facts: Facts) -> int | None:
+def _task_types(model_facts: Facts) -> int | None:
     """Returns the number of ERNIE's task types."""
-    types = facts.first.token_types
+    types = model_facts.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
-def _parameter_owners(facts: Facts) -> list[int]:
+def _parameter_owners(model_facts: Facts) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
-    names = facts.first.layer_names()
+    names = model_facts.first.layer_names()
     first_index = {name: names.index(name) for name in dict.fromkeys(names)}
     return [first_index[name] for name in names]
 
 
-def _layers_per_group(facts: Facts) -> int:
+def _layers_per_group(model_facts: Facts) -> int:
     """Returns the number of layers in an ALBERT group, which run one after the other."""
-    owners = _parameter_owners(facts)
+    owners = _parameter_owners(model_facts)
     group_starts = [i for i, owner in enumerate(owners) if owner == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 

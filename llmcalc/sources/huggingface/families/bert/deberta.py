@@ -160,13 +160,13 @@ IGNORED = OLD | {
 }
 
 
-def _distances(facts: Facts) -> Any:
-    return facts.typed("disentangled")
+def _distances(model_facts: Facts) -> Any:
+    return model_facts.typed("disentangled")
 
 
-def _position_terms(facts: Facts) -> list[str]:
+def _position_terms(model_facts: Facts) -> list[str]:
     try:
-        position = _distances(facts)
+        position = _distances(model_facts)
     except Absent:
         return []
     return [term for term in ("c2p", "p2c") if getattr(position, term)]

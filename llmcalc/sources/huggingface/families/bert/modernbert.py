@@ -310,8 +310,10 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(facts: Facts) -> str:
-    return "bos" if isinstance(facts.spec.head, Classifier) and facts.spec.head.over == "sequence" else "late"
+def _pooling(model_facts: Facts) -> str:
+    return (
+        "bos" if isinstance(model_facts.spec.head, Classifier) and model_facts.spec.head.over == "sequence" else "late"
+    )
 
 
 MODERN_WRITES: Writes = {

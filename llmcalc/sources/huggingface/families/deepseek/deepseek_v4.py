@@ -144,17 +144,18 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _compressed(facts: Facts) -> list[str]:
+def _compressed(model_facts: Facts) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
     kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
-        kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in facts.mixers
+        kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2]
+        for m in model_facts.mixers
     ]
 
 
-def _rates_by_kind(facts: Facts) -> dict[str, int]:
+def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
     """Returns kind of layer with compressed entries → tokens per compressed entry."""
-    kinds = zip(_compressed(facts), facts.mixers, strict=True)
+    kinds = zip(_compressed(model_facts), model_facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
     }

@@ -130,16 +130,16 @@ VALIDITY = Deviation(
 )
 
 
-def _linear(facts: Facts) -> Any:
-    return facts.find(KimiDeltaAttention)
+def _linear(model_facts: Facts) -> Any:
+    return model_facts.find(KimiDeltaAttention)
 
 
-def _latent(facts: Facts) -> Any:
-    return facts.find(MLA)
+def _latent(model_facts: Facts) -> Any:
+    return model_facts.find(MLA)
 
 
-def _indexer(facts: Facts) -> Any:
-    return present(_latent(facts).indexer)
+def _indexer(model_facts: Facts) -> Any:
+    return present(_latent(model_facts).indexer)
 
 
 DEFAULTS: dict[str, Any] = {

@@ -90,16 +90,16 @@ def _latents(config: Config, positions: list[str]) -> list[str]:
     return ["computed" if source == i else "shared" for i, source in enumerate(sources)]
 
 
-def _rotated(facts: Facts) -> Any:
+def _rotated(model_facts: Facts) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return facts.find(MLA, condition=lambda part: not part.mla_use_nope)
+    return model_facts.find(MLA, condition=lambda part: not part.mla_use_nope)
 
 
-def _sources(facts: Facts) -> list[int]:
+def _sources(model_facts: Facts) -> list[int]:
     """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
     computed: dict[bool, int] = {}
     sources = []
-    for i, mixer in enumerate(facts.mixers):
+    for i, mixer in enumerate(model_facts.mixers):
         if not mixer.kv_shared:
             computed[mixer.mla_use_nope] = i
         sources.append(computed[mixer.mla_use_nope])

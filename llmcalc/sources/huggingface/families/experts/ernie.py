@@ -134,8 +134,8 @@ MOE: dict[str, Any] = {
 }
 
 
-def _interval(facts: Facts) -> int:
-    moe_layers = facts.with_experts()
+def _interval(model_facts: Facts) -> int:
+    moe_layers = model_facts.with_experts()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 

@@ -188,8 +188,8 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 """Fields that are not read for a model without experts."""
 
 
-def _top_k_values(facts: Facts) -> Any:
-    top_k_by_layer = [network.num_experts_per_tok for network in facts.networks]
+def _top_k_values(model_facts: Facts) -> Any:
+    top_k_by_layer = [network.num_experts_per_tok for network in model_facts.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 

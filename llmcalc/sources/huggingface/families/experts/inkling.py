@@ -117,12 +117,12 @@ FLOAT32_STATES = Deviation(
 )
 
 
-def _full(facts: Facts) -> Any:
-    return present(next((m for m in facts.mixers if m.sliding_window is None), None))
+def _full(model_facts: Facts) -> Any:
+    return present(next((m for m in model_facts.mixers if m.sliding_window is None), None))
 
 
-def _sliding(facts: Facts) -> Any:
-    return present(next((m for m in facts.mixers if m.sliding_window is not None), None))
+def _sliding(model_facts: Facts) -> Any:
+    return present(next((m for m in model_facts.mixers if m.sliding_window is not None), None))
 
 
 DEFAULTS: dict[str, Any] = {

@@ -59,10 +59,10 @@ def _inkling2_text(config: Config) -> Table:
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _block_size(facts: Facts) -> int:
+def _block_size(model_facts: Facts) -> int:
     """Returns the number of layers of a block: the index of the second layer that starts one, or all layers."""
-    starts = [i for i, layer in enumerate(facts.layers) if getattr(layer, "starts_block", False)]
-    return starts[1] if len(starts) > 1 else len(facts.layers)
+    starts = [i for i, layer in enumerate(model_facts.layers) if getattr(layer, "starts_block", False)]
+    return starts[1] if len(starts) > 1 else len(model_facts.layers)
 
 
 DEFAULTS: dict[str, Any] = {

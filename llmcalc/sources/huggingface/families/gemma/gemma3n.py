@@ -138,13 +138,13 @@ IGNORED = frozenset(
 )
 
 
-def sharing(facts: Facts) -> int:
+def sharing(model_facts: Facts) -> int:
     """Returns the number of layers that reuse the keys and values of an earlier layer."""
-    return sum(bool(mixer.kv_shared) for mixer in facts.mixers)
+    return sum(bool(mixer.kv_shared) for mixer in model_facts.mixers)
 
 
-def _widths_of_layers(facts: Facts) -> Any:
-    widths = [network.intermediate_size for network in facts.networks]
+def _widths_of_layers(model_facts: Facts) -> Any:
+    widths = [network.intermediate_size for network in model_facts.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
 

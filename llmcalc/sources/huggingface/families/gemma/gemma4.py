@@ -195,33 +195,35 @@ IGNORED = frozenset(
 )
 
 
-def full_attention(facts: Facts) -> Any:
+def full_attention(model_facts: Facts) -> Any:
     """Returns the attention of a layer without a window."""
-    return facts.find(Attention, condition=lambda part: part.sliding_window is None)
+    return model_facts.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def sliding_attention(facts: Facts) -> Any:
+def sliding_attention(model_facts: Facts) -> Any:
     """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
-    return (facts.typed("attention") if facts.window is None else facts.sliding).sizes(facts.spec.hidden_size)
+    return (model_facts.typed("attention") if model_facts.window is None else model_facts.sliding).sizes(
+        model_facts.spec.hidden_size
+    )
 
 
-def _full_kv_heads(facts: Facts) -> int | None:
+def _full_kv_heads(model_facts: Facts) -> int | None:
     """Returns the key/value heads of full layers, if they differ from those of the other layers."""
-    kv_heads: int | None = full_attention(facts).num_key_value_heads
-    return kv_heads if kv_heads != facts.mixers[0].num_key_value_heads else None
+    kv_heads: int | None = full_attention(model_facts).num_key_value_heads
+    return kv_heads if kv_heads != model_facts.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(facts: Facts) -> int:
+def _per_layer(model_facts: Facts) -> int:
     try:
-        width: int = present(facts.first.per_layer_embedding).hidden_size_per_layer_input
+        width: int = present(model_facts.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return width
 
 
-def _has_wider_ffn(facts: Facts) -> bool:
+def _has_wider_ffn(model_facts: Facts) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in facts.layers]
+    networks: list[Any] = [layer.networks()[-1] for layer in model_facts.layers]
     return len({network.intermediate_size for network in networks}) > 1
 
 

@@ -219,13 +219,13 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _side_config(facts: Facts, side: str) -> dict[str, Any]:
+def _side_config(model_facts: Facts, side: str) -> dict[str, Any]:
     """Returns the config of one side from a spec."""
-    stack = present(getattr(facts.spec, side))
-    side_facts = facts.of(facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    stack = present(getattr(model_facts.spec, side))
+    side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}
-    mixer, context = side_facts.find(Attention), facts.spec.max_position_embeddings
+    mixer, context = side_facts.find(Attention), model_facts.spec.max_position_embeddings
     values |= {
         "hidden_activation": side_facts.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
@@ -234,8 +234,8 @@ def _side_config(facts: Facts, side: str) -> dict[str, Any]:
     values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
     values |= {} if context is None else {"max_position_embeddings": context}
     sizes = {
-        "vocab_size": stack.vocab_size or facts.spec.vocab_size,
-        "hidden_size": stack.hidden_size or facts.spec.hidden_size,
+        "vocab_size": stack.vocab_size or model_facts.spec.vocab_size,
+        "hidden_size": stack.hidden_size or model_facts.spec.hidden_size,
     }
     return {
         **sizes,

@@ -104,16 +104,16 @@ OF_ATTENTION = frozenset(
 )
 
 
-def _groups_or_norms(facts: Facts) -> bool:
+def _groups_or_norms(model_facts: Facts) -> bool:
     """Whether a Falcon has the second architecture: two parallel norms, or grouped queries."""
-    return facts.layers[0].parallel == "separate" or facts.usual("num_key_value_heads") not in (
+    return model_facts.layers[0].parallel == "separate" or model_facts.usual("num_key_value_heads") not in (
         1,
-        facts.named("num_attention_heads"),
+        model_facts.named("num_attention_heads"),
     )
 
 
-def _norms(facts: Facts) -> int | None:
-    return {"separate": 2, "shared": 1}.get(facts.layers[0].parallel or "")
+def _norms(model_facts: Facts) -> int | None:
+    return {"separate": 2, "shared": 1}.get(model_facts.layers[0].parallel or "")
 
 
 def _every_head(op: Op) -> Op:

@@ -229,14 +229,14 @@ NO_COUNT = frozenset(
 )
 
 
-def _activation_name(facts: Facts) -> str:
+def _activation_name(model_facts: Facts) -> str:
     """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
-    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(model_facts.network.hidden_act, model_facts.network.hidden_act)
 
 
-def _attention_types(facts: Facts) -> list[Any]:
+def _attention_types(model_facts: Facts) -> list[Any]:
     """Returns GPT-Neo's attention types with one entry per layer."""
-    return [[["global" if kind == "full_attention" else "local"], 1] for kind in facts.kinds()]
+    return [[["global" if kind == "full_attention" else "local"], 1] for kind in model_facts.kinds()]
 
 
 def _every_token(op: Op) -> Op:

@@ -171,11 +171,11 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 
-def _rms_eps(facts: Facts) -> float:
+def _rms_eps(model_facts: Facts) -> float:
     """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
-    if facts.layers[0].norm.type != "rmsnorm":
+    if model_facts.layers[0].norm.type != "rmsnorm":
         raise Absent
-    return facts.layers[0].norm.eps
+    return model_facts.layers[0].norm.eps
 
 
 FAMILIES = {

@@ -129,9 +129,9 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _rope_bases(facts: Facts) -> Any:
+def _rope_bases(model_facts: Facts) -> Any:
     """Returns RoPE's base in each layer, 0 for a layer without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in facts.positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in model_facts.positions]
 
 
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}

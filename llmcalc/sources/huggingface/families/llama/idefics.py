@@ -51,14 +51,14 @@ def _no_image(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 
 
-def _image_layer(facts: Facts) -> Any:
+def _image_layer(model_facts: Facts) -> Any:
     """Returns the layer that attends to images."""
-    return facts.first.variants["image"]
+    return model_facts.first.variants["image"]
 
 
-def _interval(facts: Facts) -> int:
+def _interval(model_facts: Facts) -> int:
     """Returns the number of Llama's layers above each layer that attends to images."""
-    names = facts.first.layer_names()
+    names = model_facts.first.layer_names()
     return names.count("block") // max(1, names.count("image"))
 
 

@@ -84,8 +84,8 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return ropes
 
 
-def _qk_normed(facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in facts.mixers)
+def _qk_normed(model_facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in model_facts.mixers)
 
 
 EVERY_EXPERT = Deviation(

@@ -147,9 +147,9 @@ def _is_prime(number: int) -> bool:
 class _VisibleBlocks(EntryScores):
     """Scores of the complete blocks before each token alone."""
 
-    def pairs(self, run: RunConfig) -> Any:
-        past = run.past(self.rows)
-        return self.visible_pairs(past + run.new(self.rows)) - self.visible_pairs(past)
+    def pairs(self, run_config: RunConfig) -> Any:
+        past = run_config.past(self.rows)
+        return self.visible_pairs(past + run_config.new(self.rows)) - self.visible_pairs(past)
 
 
 def _visible_blocks(op: Op) -> Op:
@@ -167,17 +167,17 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of(facts: Facts) -> Any:
-    return present(next((m.block_indexer for m in facts.mixers if getattr(m, "block_indexer", None)), None))
+def _indexer_of(model_facts: Facts) -> Any:
+    return present(next((m.block_indexer for m in model_facts.mixers if getattr(m, "block_indexer", None)), None))
 
 
-def _inputs(facts: Facts) -> dict[int, Any]:
-    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(facts.layers)}
+def _inputs(model_facts: Facts) -> dict[int, Any]:
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(model_facts.layers)}
     return {number: part for number, part in parts.items() if part is not None}
 
 
-def _input_of(facts: Facts) -> Any:
-    return present(next(iter(_inputs(facts).values()), None))
+def _input_of(model_facts: Facts) -> Any:
+    return present(next(iter(_inputs(model_facts).values()), None))
 
 
 MODULES = {

@@ -140,8 +140,8 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in facts.mixers)
+def _gated(model_facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in model_facts.mixers)
 
 
 LFM_MODULES: Modules = {

@@ -137,11 +137,12 @@ def _nemotron_h(config: Config) -> Table:
 COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
 
 
-def _letters(facts: Facts) -> str:
+def _letters(model_facts: Facts) -> str:
     """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
-        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in facts.layers
+        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type]
+        for layer in model_facts.layers
     )
 
 

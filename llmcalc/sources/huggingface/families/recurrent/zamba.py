@@ -218,17 +218,22 @@ OTHER = IGNORED | {
 }
 
 
-def _hybrids(facts: Facts) -> list[str]:
+def _hybrids(model_facts: Facts) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in facts.layers]
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_facts.layers]
 
 
-def _transformer(facts: Facts) -> Any:
-    return facts.named("transformer")
+def _transformer(model_facts: Facts) -> Any:
+    return model_facts.named("transformer")
 
 
-def _shared_blocks(facts: Facts) -> int:
-    return max(1, len({name for name in facts.first.layer_names() if hasattr(facts.first.layer(name), "transformer")}))
+def _shared_blocks(model_facts: Facts) -> int:
+    return max(
+        1,
+        len(
+            {name for name in model_facts.first.layer_names() if hasattr(model_facts.first.layer(name), "transformer")}
+        ),
+    )
 
 
 ZAMBA_WRITES: Writes = {

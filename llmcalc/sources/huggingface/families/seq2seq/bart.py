@@ -241,13 +241,13 @@ IGNORED = frozenset(
 )
 
 
-def _side(facts: Facts, side: str, field: str) -> Any:
-    block = present(getattr(facts.spec, side)).block
+def _side(model_facts: Facts, side: str, field: str) -> Any:
+    block = present(getattr(model_facts.spec, side)).block
     return getattr(block, field)
 
 
-def _width(facts: Facts, side: str) -> int:
-    network = _side(facts, side, "feed_forward")
+def _width(model_facts: Facts, side: str) -> int:
+    network = _side(model_facts, side, "feed_forward")
     width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
     return width
 

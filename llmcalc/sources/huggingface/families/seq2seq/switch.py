@@ -106,15 +106,15 @@ OF_EXPERTS = frozenset(
 )
 
 
-def _sparse(facts: Facts, side: str) -> list[int]:
+def _sparse(model_facts: Facts, side: str) -> list[int]:
     """Returns the indices of the layers of a side that have experts."""
-    stack = present(getattr(facts.spec, side))
+    stack = present(getattr(model_facts.spec, side))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
-def _sparse_step(facts: Facts, side: str) -> int:
+def _sparse_step(model_facts: Facts, side: str) -> int:
     """Returns the interval of layers with experts."""
-    sparse_layers = _sparse(facts, side)
+    sparse_layers = _sparse(model_facts, side)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
 

@@ -72,8 +72,8 @@ def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {"bbox": ("batch", "seq", 4)}
 
 
-def _written_biases(facts: Facts) -> list[dict[str, Any]]:
-    bias = present(facts.first.relative_bias)
+def _written_biases(model_facts: Facts) -> list[dict[str, Any]]:
+    bias = present(model_facts.first.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
     kinds = (*BIASES, *["vertical"] * len(buckets))
     return [{"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)]
