@@ -180,7 +180,7 @@ class TimedRun:
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
-    """Replaces a command's parameter `run` by the options of a timed run."""
+    """Replaces a command's parameter `timed_run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
     reading, read_options = OPTIONS["reading"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
@@ -198,4 +198,4 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             partial(is_given, chosen["context"]),
         )
 
-    return replace_parameter("run", options, timed_run)(command)
+    return replace_parameter("timed_run", options, timed_run)(command)

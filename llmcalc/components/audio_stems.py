@@ -1,4 +1,4 @@
-"""Stems of audio encoders whose number of positions depends on the length of the sound.
+"""Stems of audio encoders whose number of positions depends on the length of the recording.
 
 S2T (Wang et al. 2020, arXiv:2010.05171, §2): convolutions with a stride of 2, each followed by a gated linear unit.
 Moonshine (Jeffries et al. 2024, arXiv:2410.15608, §3.1): three convolutions over the samples themselves.

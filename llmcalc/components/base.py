@@ -1,4 +1,4 @@
-"""The base classes of all parts: a part has a checked spec, a flow, a PyTorch reference and tiny examples.
+"""The base classes of all components: each has checked fields, recorded operations, a PyTorch reference and examples.
 
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
@@ -115,7 +115,7 @@ PUBLISHED = by_source(
 
 
 class Part(Record):
-    """The base class of every spec inside a model's spec.
+    """The base class of every component inside a model's description.
 
     noun: what it is called in an answer (class attribute).
     witness: what its memory was compared with, by its `type` where the class has several; each class states its own,
@@ -128,7 +128,7 @@ class Part(Record):
 
 @frozen(slots=True)
 class Context:
-    """The properties of the surrounding model that a part's reference needs.
+    """The properties of the surrounding model that a component's PyTorch reference needs.
 
     hidden_size: the width of the residual stream.
     causal: whether attention is causal, true by default.
@@ -156,7 +156,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 class Component(Part):
-    """A part with costs. Subclasses define its flow, its reference and its examples.
+    """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -168,7 +168,7 @@ class Component(Part):
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def source(self) -> str:
-        """The paper and section, or the source file, that the part's formulas come from."""
+        """The paper and section, or the source file, from which the component's formulas are taken."""
         return ""
 
     if TYPE_CHECKING:
@@ -177,28 +177,28 @@ class Component(Part):
     else:
 
         def flow(self, recorder: Flow, x: Value) -> Value:
-            """Records the operations that compute the part's output from x, named like the reference's submodules."""
+            """Records the operations that compute the component's output, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
         def reference(self, model_properties: Context) -> "nn.Module":
-            """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
+            """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that this part needs: field of the stack → required field values."""
+        """The components of the stack that this component needs: required values by field of the stack."""
         return {}
 
     def borrows(self) -> str:
-        """The field that makes the part depend on another layer or the surrounding model; empty without one."""
+        """The field that makes the component depend on another layer or the surrounding model; empty without one."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
-        """The part's short name in a heading of a report: `GQA 32/8 × 128`, `SwiGLU 14336`."""
+        """The component's short name in headings of reports: `GQA 32/8 × 128`, `SwiGLU 14336`."""
         return str(getattr(self, "type", ""))
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny specs that together use every option of the part; contract tests run on each of them."""
+        """Tiny components that together use every option of the class; contract tests run on each of them."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
@@ -230,7 +230,7 @@ class ScoreBias:
 
 @frozen(slots=True)
 class Standing:
-    """The position of a part in a stack, for checks that depend on the position.
+    """The position of a component in a stack of layers, for checks that depend on the position.
 
     where: the part's path in error messages.
     width: the width of its input.
@@ -249,7 +249,7 @@ class Standing:
 
 
 class Unscalable(ValueError):
-    """Raised if a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
+    """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
 SCALES = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -257,7 +257,7 @@ SCALES = "expected a decoder whose layers are multi-head or grouped-query attent
 
 
 class AttentionFields(Protocol):
-    """The fields of attention that a part inside it may check."""
+    """The fields of attention that a component inside the attention may check."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -288,7 +288,7 @@ class AttentionPosition(Part):
         """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
     def check_place(self, stack_position: Standing, head_dim: int) -> None:
-        """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
+        """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
         if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
@@ -303,7 +303,7 @@ class AttentionPosition(Part):
         """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that the encoding needs, as in `TokenMixer.requires`."""
+        """The components of the stack that the encoding needs, as in `TokenMixer.requires`."""
         return {}
 
     def flow(
@@ -317,7 +317,7 @@ class AttentionPosition(Part):
 
 
 class TokenMixer(Component):
-    """The base class of token mixers: parts that mix information between tokens.
+    """The base class of token mixers: components that mix information between tokens, such as attention.
 
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
     sees_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do (class
@@ -336,7 +336,7 @@ class TokenMixer(Component):
         return None
 
     def trait(self) -> str:
-        """The word of reports that distinguishes the mixer from those of other layers: `sliding`, `full`, `mamba2`."""
+        """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def reach(self) -> tuple[int, ...]:
@@ -385,7 +385,7 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers with an equal key can share: key → the field that takes it from a lower layer.
+        """The results that layers with an equal key can share, each with the field that takes it from a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -393,33 +393,36 @@ class TokenMixer(Component):
         return {} if sharing_key is None else {sharing_key: self.borrows()}
 
     def check_place(self, stack_position: Standing) -> None:
-        """Raises `ValueError` if the mixer cannot be used in that place."""
+        """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             kind = type(self).model_fields["type"].default
             raise ValueError(f"{stack_position.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class LayerParts(Protocol):
-    """The interface of a layer that a part of the stack may use."""
+    """The interface of a layer, as other components of the stack see it."""
 
     @property
     def attention(self) -> Part: ...
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that the layer needs, as in `Component.requires`."""
+        """The components of the stack that the layer needs, as in `Component.requires`."""
 
 
 class StackPart(Component):
-    """A part that a stack has once: below its layers, above its layers or beside its layers."""
+    """A component that a stack of layers has once: before, after or beside its layers."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises `ValueError` if the part does not fit these layers. layers: kind, as in `pattern` → layer."""
+        """Raises `ValueError` if the component does not fit these layers.
+
+        layers: the layers by their name in `pattern`.
+        """
 
     def check_place(self, stack_position: Standing) -> None:
-        """Raises `ValueError` if a stack of that width and side cannot have the part."""
+        """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
 
 
 class Network(Component):
-    """The base class of networks: parts that process each token separately.
+    """The base class of networks: components that process each token separately, such as feed-forward networks.
 
     mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
     """
@@ -460,7 +463,7 @@ class SingleWidthNetwork(Network):
 
 
 class Nothing(Part):
-    """`{ type = "none" }`: an absent part. A layer must say so explicitly, so that no part is forgotten."""
+    """`{ type = "none" }`: an absent component. A layer must state it, so that no component is forgotten."""
 
     type: Literal["none"] = "none"
 

@@ -79,7 +79,7 @@ class Disentangled(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """The number of rows of the table in each direction."""
+        """The number of relative positions in each direction, for each of which the table has a row."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class Disentangled(AttentionPosition):
     def _position_scores(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> Value | None:
-        """Records the position terms of the scores; None without any."""
+        """Records the position terms of the attention scores and returns their sum; None without any."""
         bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))

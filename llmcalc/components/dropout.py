@@ -30,7 +30,7 @@ class Dropout(Record):
     final: Probability | None = None
 
     def probabilities(self) -> dict[str, float]:
-        """Returns place → probability, of the places where elements are dropped."""
+        """Returns the dropout probabilities above 0 by place."""
         return {place: probability for place, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:

@@ -1,4 +1,4 @@
-"""Embeddings and predictions of named entities (LUKE), in addition to the words. Plain text does not use them.
+"""Embeddings and predictions of named entities (LUKE), which plain text does not use.
 
 LUKE (Yamada et al. 2020, arXiv:2010.01057), §3.1 and §3.3. transformers: models/luke (`LukeEntityEmbeddings`,
 `EntityPredictionHead`).
@@ -83,7 +83,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Prediction(nn.Module):
-        """The head that predicts entities; it does not run."""
+        """The head that predicts entities; text without entities does not run it."""
 
         def __init__(self, spec: Entities, hidden: int, size: int) -> None:
             super().__init__()
@@ -92,7 +92,7 @@ def _reference_class() -> type[nn.Module]:
             self.decoder = nn.Linear(size, spec.entity_vocab_size)
 
     class EntitiesReference(nn.Module):
-        """The tables of entities and the head; they do not run."""
+        """The tables of entities and the head; text without entities does not use them."""
 
         def __init__(self, spec: Entities, model_properties: Context) -> None:
             super().__init__()

@@ -98,7 +98,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("tokens", torch.arange(vocab_size))
 
     class ClusteredHead(nn.Module):
-        """The head of clusters. x: [batch, positions, hidden] → [batch, positions, vocab_size].
+        """The clustered output head. x: [batch, positions, hidden] → [batch, positions, vocab_size].
 
         Tokens of other clusters have a score below all others.
         """

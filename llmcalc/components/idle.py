@@ -30,7 +30,10 @@ class UnusedEmbedding(Component):
     kind: ClassVar[str] = "embedding"
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE) -> Value:
-        """Records the unused table. x: the token embeddings, as wide as a row. vocab: the axis of its rows."""
+        """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
+
+        vocab: its row axis.
+        """
         return recorder.table("", vocab, *x.axes)[0]
 
     def reference(self, model_properties: Context, vocab_size: int = 1) -> nn.Module:
@@ -56,7 +59,7 @@ class SecondStream(StackPart):
         return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the unused vector. x: the token embeddings, as wide as the vector."""
+        """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""
         return recorder.vector("", *x.axes)
 
     def reference(self, model_properties: Context) -> nn.Module:

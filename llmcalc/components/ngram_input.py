@@ -26,7 +26,7 @@ Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class NgramInput(Component):
-    """A table of n-grams, a value and keys of them, and a convolution. The ids that it keeps are not cached elements.
+    """A table of n-grams, projections of a row to a value and keys, and a convolution.
 
     ngram_rows: the number of rows of the table.
     ngram_heads: the number of rows that are looked up for a token.
@@ -51,7 +51,7 @@ class NgramInput(Component):
         return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns what is added to all streams. x: the streams, [tokens, streams, hidden]."""
+        """Returns the term that is added to all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import Multiple
 
         streams, hidden = x.axes

@@ -58,7 +58,10 @@ class Norm(Component):
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
     def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Returns the norm's op on `width` elements. heads: how many heads have separate weights; None for one set."""
+        """Returns the norm's operation on `width` elements.
+
+        heads: the number of heads with separate weights; None for one set.
+        """
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""The pooler: one vector per sequence and optional scores computed from it, beside the model's head.
+"""The pooler: one vector per sequence and optional scores computed from it, in addition to the output head.
 
 BERT projects the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`); in pretraining it also
 scores the result (`BertPreTrainingHeads`). GPT's double-head classes score the last token's hidden state directly.

@@ -1,4 +1,4 @@
-"""Learned tokens in front of a decoder's text, which no output is computed of: soft prompts (CPM-Ant).
+"""Learned tokens in front of a decoder's text, for which no output is computed: soft prompts (CPM-Ant).
 
 Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
 """

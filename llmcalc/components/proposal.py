@@ -1,4 +1,4 @@
-"""What a draft model computes beside its head: terms of its logits, the chance of acceptance, its next input.
+"""Further outputs of a draft model: terms added to its logits, the acceptance probability, its next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -67,7 +67,7 @@ class Proposal(OutputPart):
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
-        """Records the part. x: the hidden states.
+        """Records the terms of the draft model's logits. x: the hidden states.
 
         vocab, proposed: the axes of the tokens read and of those proposed.
         """
@@ -108,7 +108,7 @@ class Proposal(OutputPart):
         return token
 
     def reference(self, model_properties: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
-        """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
+        """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the term added to the logits."""
         return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed)
 
     @classmethod
@@ -179,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the term of the logits, and the other outputs: the next states, the score of acceptance."""
+            """Returns the term added to the logits, and the other outputs: the next states, the acceptance score."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):

@@ -48,7 +48,7 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
 
 
 def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
-    """Rotates as the classes of transformers do; the result keeps the order of x's axes."""
+    """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
     import torch
 
     rotates_all = dim == x.shape[-1] and not concatenated
@@ -58,7 +58,7 @@ def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: b
 
 
 def _quarter_turned(x: Tensor) -> Tensor:
-    """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
+    """Replaces each pair (a, b) of x by (−b, a); a is in the first half of the last axis, b in the second."""
     import torch
 
     half = x.shape[-1] // 2

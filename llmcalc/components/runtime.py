@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def share_tensors(source: nn.Module, target: nn.Module) -> None:
-    """Gives the target module the parameters and buffers of the source, a module of the same structure."""
+    """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source.named_parameters(), *source.named_buffers()]:
         holder, _, name = path.rpartition(".")
         setattr(target.get_submodule(holder), name, tensor)
@@ -22,7 +22,7 @@ def share_tensors(source: nn.Module, target: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Run:
-    """The state of one forward pass of a reference: positions, caches, masks.
+    """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
@@ -70,7 +70,7 @@ class Run:
         return self.memo[key]
 
     def span(self, start: int, end: int, device: Any) -> Tensor:
-        """Returns the positions start … end − 1."""
+        """Returns the positions start … end − 1 as a tensor."""
         import torch
 
         positions: Tensor = self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
@@ -78,7 +78,7 @@ class Run:
 
 
 def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that a module's `dropouts`, `{place: function}`, has for a place.
+    """Applies the dropout function that a module has for a place, if it has one.
 
     A reference runs without dropout unless a comparison attaches it.
     """

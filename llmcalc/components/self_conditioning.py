@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
             return out
 
     class Holder(nn.Module):
-        """A module whose child belongs to the stack's module."""
+        """A module whose child module is registered in the stack's module."""
 
         def __init__(self, spec: SelfConditioning, model_properties: Context) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A stack of layers and the parts before and after its layers: positions, embedding norm, final norm.
+"""A stack of layers and the components before and after its layers: positions, embedding norm, final norm.
 
 Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
 bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
@@ -150,7 +150,7 @@ class Stack(Component):
     @model_validator(mode="before")
     @classmethod
     def _fill_variants(cls, data: Any) -> Any:
-        """Fills a variant's missing fields from `block`."""
+        """Fills the missing fields of a layer variant from the stack's `block`."""
         variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return data
@@ -214,11 +214,11 @@ class Stack(Component):
         return self.streams is not None and self.streams.from_target
 
     def kinds(self) -> dict[str, Layer]:
-        """Returns every kind of layer: name in a pattern → layer."""
+        """Returns every kind of layer by its name in the pattern."""
         return {BASE: self.block, **self.variants}
 
     def slots(self) -> dict[str, StackPart]:
-        """Returns the parts beside the layers: field → part."""
+        """Returns the components beside the layers by field: positions, norms and others."""
         parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
             "ngram_embedding": self.ngram_embedding,
@@ -235,7 +235,7 @@ class Stack(Component):
         return {name: part for name, part in parts.items() if part is not None}
 
     def check_place(self, stack_position: Standing) -> None:
-        """Raises `ValueError` if a layer or another part of the stack cannot be used in that place."""
+        """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
         for name, block in self.kinds().items():
             block.check_place(
                 replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
@@ -610,7 +610,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
         def _optional_modules(self, part: Component | None, model_properties: Context) -> tuple[Any, ...]:
-            """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
+            """Builds a component's module as a tuple of one module, empty without the component.
 
             torch does not register modules in a tuple.
             """

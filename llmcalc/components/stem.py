@@ -31,7 +31,7 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The positions (rows) that the encoder processes."""
+        """The rows that the encoder processes: its positions, one vector each."""
         return SOURCE
 
     @property
@@ -40,11 +40,11 @@ class Stem(Component):
         return None
 
     def frames_read(self) -> Value:
-        """The input values that the stem reads."""
+        """The recorded input of the stem: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def frames(self, batch: int, source: int) -> tuple[int, ...]:
-        """Returns the shape of the stem's input. source: the positions that the encoder processes, if they vary."""
+        """Returns the shape of the stem's input. source: the number of encoder positions, if it varies."""
         raise TypeError(f"{type(self).__name__} has no input")
 
 
@@ -66,7 +66,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The positions (rows) that the encoder processes."""
+        """The rows that the encoder processes: its positions, one vector each."""
         return Fixed("positions", length=self.max_source_positions)
 
     @property

@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
             return self.output_norm(out) if hasattr(self, "output_norm") else out
 
     class Holder(nn.Module):
-        """A module whose children belong to the stack's module."""
+        """A module whose child modules are registered in the stack's module."""
 
         def __init__(self, spec: TargetStates, model_properties: Context) -> None:
             super().__init__()

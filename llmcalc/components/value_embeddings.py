@@ -1,4 +1,4 @@
-"""A second table of embeddings, whose rows attention of some layers adds to its values.
+"""A second embedding table, whose rows the attention of some layers adds to its values.
 
 transformers: models/neomme (`NeoMMEModel.value_embeddings`).
 """
@@ -60,7 +60,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up a value per key/value head of each token, [batch, heads, tokens, head_dim], for the layers."""
+        """Looks up a vector per key/value head of each token, [batch, heads, tokens, head_dim], to add to values."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

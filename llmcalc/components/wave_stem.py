@@ -65,7 +65,7 @@ class WaveStem(Stem):
         return "Baevski et al. 2020, §2"
 
     def _rows(self) -> list[Rows]:
-        """The samples, then the rows after each convolution; the last are the encoder's positions."""
+        """The rows before and after each convolution: samples first, the encoder's positions last."""
         by, more, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             more = more * convolution.stride + convolution.kernel - convolution.stride
@@ -125,7 +125,10 @@ def _reference_class() -> type[nn.Module]:
     from .runtime import vector
 
     class Position(nn.Module):
-        """A grouped convolution with weight norm. x: [batch, channels, positions] → the same shape, or one more."""
+        """A grouped convolution with weight norm.
+
+        x: [batch, channels, positions] → same shape, or one position more.
+        """
 
         def __init__(self, width: int, kernel: int, groups: int) -> None:
             super().__init__()

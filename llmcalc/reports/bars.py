@@ -1,4 +1,4 @@
-"""Text bars in table cells: for a share of a total, and for a value over time."""
+"""Text bars in table cells: for a fraction of a total, and for a value over time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bar(NamedTuple):
 
 
 def share(bar: Bar) -> str:
-    """Returns the bar as text; a share above 0 is drawn as a thin line at least."""
+    """Returns the bar as text; a fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 

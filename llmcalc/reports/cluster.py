@@ -310,7 +310,7 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns stage → (first, last) layer of each of its chunks; empty for a chunk without layers."""
+    """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):

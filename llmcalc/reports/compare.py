@@ -118,7 +118,7 @@ def report(
 
 
 def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
-    """Yields groups of models that fit the width: at least one model each, and about equally many."""
+    """Yields groups of models whose columns fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
     widths = [2 + max(len(cell) for cell in (preset.display, *_line_cells(q, lines))) for preset, q in compared_models]
     models_per_block = max(1, len(compared_models))
@@ -148,7 +148,7 @@ def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
 
 
 def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
-    """Returns a function that writes a quantity of every stack: `12 / 24` for an encoder and a decoder that differ."""
+    """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
     return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
 
 
@@ -298,7 +298,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns raw values.
+    """Returns the JSON document of each model, with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
     """

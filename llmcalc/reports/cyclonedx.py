@@ -18,7 +18,7 @@ HUB = "https://huggingface.co/"
 
 
 def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
-    """Returns the bill: a component with a model card and properties for each model.
+    """Returns the bill of materials: a component with a model card and properties for each model.
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
@@ -61,7 +61,7 @@ def _component_of_model(entry: Locked) -> dict[str, Any]:
 
 
 def _properties_of_entry(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields an entry's values as CycloneDX properties: dotted names and texts.
+    """Yields the values of a lock file's entry as CycloneDX properties: dotted names and texts.
 
     Entries without a value are left out.
     """

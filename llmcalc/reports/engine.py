@@ -212,7 +212,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
 
 
 def _launch_aside(engine_use: EngineUse) -> str:
-    """Writes the file that starts the server, and flags that are typed beside it; empty without a file."""
+    """Writes the launch file that starts the server, and the flags typed in addition; empty without a file."""
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
@@ -290,7 +290,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:
-    """Returns the total of each device, and of the disk, for an engine that splits a model between GPUs and host."""
+    """Returns the total bytes of each device and of the disk, for an engine that splits a model between GPUs and host."""
     if not engine_use.memory.host:
         return []
     rows = []
@@ -395,7 +395,7 @@ def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> l
 
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> Shown:
-    """Returns the flags by their usual spellings; a screen shows the shortest spellings."""
+    """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
     usual_flags, brief = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)

@@ -126,14 +126,14 @@ def _write_plain(value: Fraction) -> int | float:
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
-    """Returns the style that writes every symbol as its number, except S (the sequence length)."""
+    """Returns a style that writes the number of every symbol except S, the sequence length."""
     return Style(
         latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
     )
 
 
 def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns symbol → (field, value), of the symbols in formulas and of the repeats of layers."""
+    """Returns (field, value) for each symbol in formulas and for each number of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -276,7 +276,7 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
 
 
 def _with_unit(steps: list[str], formula: Formula) -> list[str]:
-    """Adds the unit to the last step, unless the quantity's title says it."""
+    """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
     title, unit = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return steps
@@ -326,7 +326,7 @@ def _split_terms(text: str, short_length: int) -> list[str]:
 
 
 def _section_heading(section: Section) -> str:
-    """Writes the common end of the paths of all places: `layers.self_attn (one of 32)`."""
+    """Writes the common end of the paths of equal nodes: `layers.self_attn (one of 32)`."""
     repeat_count = sum(p.times for p in section.places if not p.optional)
     shared_names: list[str] = []
     for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
@@ -339,7 +339,7 @@ def _section_heading(section: Section) -> str:
 
 
 def _paths_text(section: Section) -> str:
-    """Writes every path of the node, and its total over the model."""
+    """Writes every path at which a node occurs, and the node's total over the model."""
     counted_places = [p for p in section.places if not p.optional]
     repeat_count = sum(p.times for p in counted_places)
     paths = ", ".join(p.path or "model" for p in counted_places or section.places)
@@ -401,12 +401,12 @@ def _convention_notes(explanation: Explanation) -> list[str]:
 
 
 def _without_symbols(explanation: Explanation) -> list[str]:
-    """Returns the hint that formulas are left out, where sympy is not installed."""
+    """Returns the hint that formulas are left out if sympy is not installed."""
     return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
 
 
 def _training_notes(explanation: Explanation) -> list[str]:
-    """Returns notes about the activations and the run in which they are counted."""
+    """Returns notes about activations and the training settings under which they are counted."""
     training = explanation.training
     if training is None:
         return []

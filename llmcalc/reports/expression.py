@@ -32,7 +32,7 @@ class Style:
     grouped: bool = False
 
     def number(self, value: Fraction) -> str:
-        """Writes all digits of a whole number; of another number, at most four decimals or a fraction."""
+        """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
         if value.denominator == 1:
             digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
@@ -64,7 +64,7 @@ LATEX_TEXT = {
 
 
 def latex_text(text: str) -> str:
-    """Escapes a name for LaTeX, so that no command in it runs."""
+    """Escapes a name for LaTeX, so that it contains no LaTeX commands."""
     return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
 
 

@@ -102,7 +102,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
-    """Returns plain data of the accelerators that could be used for a run."""
+    """Returns the accelerators on which a run could fit as plain data."""
     return [
         {
             "hardware": option.fit.hardware.name,
@@ -160,7 +160,7 @@ def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
 
 
 def _more_devices(option: HardwareOption) -> Change:
-    """Returns the change to a larger number of accelerators."""
+    """Returns the change of a run to a larger number of accelerators."""
     layout = "" if option.layout is None else option.layout.options()
     return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
@@ -279,7 +279,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _Screen(NamedTuple):
-    """The part that the reports for one device and for several devices share.
+    """The content that the reports for one device and for several devices share.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.
@@ -358,7 +358,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers."""
+    """Returns the JSON document; bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -106,7 +106,7 @@ def _without_towers(tree: Node) -> Node:
 
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
-    """Returns the tree with the FLOPs of its nodes, and the encoders that read images and audio in their own passes."""
+    """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
     figures = _figures_function(flop_count.include)
     data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
     if flop_count.encoders and flop_count.inputs is not None:
@@ -221,7 +221,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
 
 
 def _latent_notes(flop_count: FlopCount) -> list[str]:
-    """Returns the form in which latent attention runs, and the option for the other form."""
+    """Returns notes on the form in which latent attention runs, and the option for the other form."""
     if flop_count.mla is None:
         return []
     expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
@@ -243,7 +243,7 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
 
 
 def _uncounted_operations(spec: ModelSpec) -> list[str]:
-    """Returns the operations of recurrences that are not matrix products."""
+    """Returns the names of recurrences' operations that are no matrix products and so have no counted FLOPs."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
@@ -277,7 +277,7 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
 
 
 def _execution_data(execution: Execution) -> dict[str, Any]:
-    """Returns the document of an execution, in which the operations that are saved are `kept`."""
+    """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     data = asdict(execution)
     data["recompute"] = {"kept" if name == "saved_operations" else name: v for name, v in data["recompute"].items()}
     return data

@@ -29,7 +29,7 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 
 
 def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None) -> Report:
-    """Returns the report: tables by kind of layer, of what-if changes, and of growth with length, in one unit.
+    """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
     rank_share: the rank that is counted; default the whole model.
     """

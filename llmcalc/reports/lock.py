@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Returns the first digits of a hash digest; other values unchanged."""
+    """Shortens a hash digest to its first digits; other values stay unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 

@@ -199,7 +199,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
 
 def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
-    """Returns plain data that say whether a run fits on each accelerator."""
+    """Returns the verdicts whether a run fits on each accelerator as plain data."""
     return [
         {
             "hardware": fit.hardware.name,
@@ -394,7 +394,10 @@ def _kind_text(memory_use: MemoryUse, kind: str) -> str:
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns rows of master weights and optimizer states, which stay in all phases. phases: phase → bytes by kind."""
+    """Returns rows of master weights and optimizer states, which exist in all phases.
+
+    phases: bytes by kind, by phase.
+    """
     if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
         return []
 
@@ -452,7 +455,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 
 def not_counted(memory_use: MemoryUse) -> list[str]:
-    """Returns the tensors that the answer does not count."""
+    """Returns a note on the tensors that the answer does not count."""
     texts = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
         runs_encoders = memory_use.inputs is not None and bool(memory_use.inputs.runs)
@@ -500,7 +503,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes which tensors pure bf16 keeps in 16 bits; empty for another precision than the default."""
+    """Writes which tensors pure bf16 stores in 16 bits; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:
@@ -515,7 +518,7 @@ def _pure_note(memory: Memory) -> str:
 
 
 def keeps_small_segments(memory: Memory) -> bool:
-    """Whether segments that no later tensor fits into are more than 2 % of the peak."""
+    """Whether allocator segments that are too small for later tensors are more than 2 % of the peak."""
     device = memory.device
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 

@@ -13,7 +13,7 @@ Figures: TypeAlias = Callable[[Place], dict[str, Any]]
 
 
 def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
-    """Returns a node and its children as nested dicts, with their numbers."""
+    """Returns a node and its children as nested dicts, with their counts."""
     node = place.node
     data: dict[str, Any] = {"name": node.segment, **figures(place)}
     for key in ("kind", "label", "optional", "source"):
@@ -29,7 +29,7 @@ def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
 
 
 def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Returns a node's quantity per copy of its parent, per repeat of the node, and in the whole model.
+    """Returns a node's count per copy of its parent, per repeat of the node, and in the whole model.
 
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.

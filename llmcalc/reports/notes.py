@@ -80,8 +80,9 @@ def tokens_of(spec: ModelSpec, workload: Workload) -> str:
 
 
 def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
-    """Returns a note if a sequence has more tokens than the model's context length; decoding is asked for by those that
-    it reads.
+    """Returns a note if a sequence has more tokens than the model's context length.
+
+    A decoding pass is described by the tokens that it reads from the cache.
     """
     longest_length = workload.context if workload.phase == "decode" else workload.context + workload.seq
     if spec.kind == "encoder-decoder":

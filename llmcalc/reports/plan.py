@@ -70,7 +70,7 @@ def report(
 
 
 def _rank_of_layout(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the rank of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
+    """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
     return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
 
@@ -83,7 +83,7 @@ def _place_text(place: dict[str, Any]) -> str:
 
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
-    """Writes how many layouts fit, of all or of the replayed layouts, and the seconds of the fastest layout."""
+    """Writes how many layouts fit, among all or the replayed ones, and the seconds of the fastest layout."""
     plan = layout_plan.plan
     fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"

@@ -122,7 +122,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
 
 
 class Chart(NamedTuple):
-    """The scale of a drawn timetable.
+    """A timetable drawn with characters: its scale and the drawn range of time.
 
     scale: characters per unit of time.
     windows: ranges of characters that are drawn, one or two.
@@ -151,7 +151,7 @@ class Chart(NamedTuple):
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
-        """Draws a rank's passes through one chunk; blank where the rank runs another chunk."""
+        """Draws a rank's passes through one chunk of layers; blank where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
 
     def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:

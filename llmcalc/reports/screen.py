@@ -1,4 +1,4 @@
-"""Shortens an answer to a screen: at most 24 lines before its notes, at 80 columns.
+"""Shortens a report so that it fits a screen: at most 24 lines before the notes, at 80 columns.
 
 The first table of a target is placed first. The innermost rows of a nested table are left out first. From other tables
 the last rows are left out, or those farthest from the centre. A table with fewer than three rows left is not shown. A
@@ -18,7 +18,7 @@ FEWEST_ROWS = 3
 
 
 def trim_to_screen(report: Report) -> Report:
-    """Returns the report with the tables and rows that fit a screen."""
+    """Returns the report with only the tables and rows that fit a screen."""
     groups: list[list[Table]] = []
     for table in report.tables:
         begins_group = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True

@@ -103,7 +103,7 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
 
 
 def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
-    """Returns the cells of `DECODING_COLUMNS`."""
+    """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
     return (
         [None, None]
         if timed_run is None
@@ -174,7 +174,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 
 def _part_rows(timed_run: TimedRun) -> list[Row]:
-    """Returns rows of the parts of the run, with the share of each bound (compute, memory, communication)."""
+    """Returns rows of the parts of the run, with the percentage of each bound (compute, memory, communication)."""
     unit = unit_of(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
@@ -231,7 +231,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
 
 
 def node_data(node: Node, total: float) -> dict[str, Any]:
-    """Returns a node as plain data."""
+    """Returns the seconds of a node of the model as plain data."""
     return {
         "path": node.path,
         "kind": node.kind,

@@ -121,7 +121,7 @@ def load_text(study: ServeStudy) -> str:
 
 
 def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """Returns the columns; with a price also the cost per million tokens."""
+    """Returns the columns of the table of servers; with a price also the cost per million tokens."""
     unused_column = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
@@ -298,7 +298,7 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 
 def _group_data(server: Server) -> dict[str, int] | None:
-    """Returns the replicas of a group for prompts and those that decode; None where each does both."""
+    """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
     return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
 
 

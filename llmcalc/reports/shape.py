@@ -185,7 +185,7 @@ def _budget_text(study: Study) -> dict[str, Any]:
 
 
 def _proportions_text(study: Study) -> dict[str, Any]:
-    """Returns the ratios that all shapes share, read from the first shape."""
+    """Writes the proportions that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
         "feed_forward_ratio": stack.feed_forward_ratio,
@@ -284,7 +284,7 @@ def _training_budget(study: Study) -> str:
 
 
 def _active_text(study: Study) -> list[int]:
-    """Returns active parameters per token: the target model's, else the budget's; for experts least and most."""
+    """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
     of_target = [shape.active for shape in study.shapes if shape.target]
     if of_target or not study.shapes[0].stack.mixture_of_experts:
         return of_target or [study.budget.value]

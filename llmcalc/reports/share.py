@@ -1,4 +1,4 @@
-"""Texts and data about the single rank of a layout whose counts an answer has."""
+"""Texts and data about a rank, for reports that count a single rank of a layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _group_sizes(layout: Layout) -> list[str]:
 
 
 def share_data(rank_share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that only a single rank's document has."""
+    """Returns the fields of the JSON document that only the report of a single rank has."""
     return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
 
 
@@ -57,7 +57,7 @@ def rank_text(rank_share: RankShare) -> str:
 
 
 def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
-    """Returns the reason why this rank is counted, and further notes; empty for a full model."""
+    """Returns notes on a counted rank, such as the reason why it is counted; empty for a full model."""
     if rank_share is None:
         return []
     return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]

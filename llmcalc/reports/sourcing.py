@@ -1,4 +1,4 @@
-"""Sources of facts as data and as notes, for the reports of presets and accelerators."""
+"""Sources of published figures as data and as notes, for the reports of presets and accelerators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def source_notes(sources: Sequence[Source], lists_facts: bool = True) -> list[str]:
-    """Returns one note per source: the facts that it states, its address, and the date on which it was read.
+    """Returns one note per source: the figures that it states, its address, and the date on which it was read.
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """

@@ -48,7 +48,7 @@ def _merge_texts(texts: list[str]) -> list[str]:
 
 
 def describe(part: Part | None, hidden_size: int) -> str:
-    """Describes a part in a few words; empty for None."""
+    """Describes a component of the model in a few words; empty for None."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
 
 
@@ -63,12 +63,12 @@ def norm_name(block: Layer) -> str:
 
 
 def norm_place(block: Layer) -> str:
-    """Returns the place of the norms, such as `pre` or `parallel, shared`."""
+    """Returns the placement of the norms, such as `pre` or `parallel, shared`."""
     return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
 
 
 def norm_style(block: Layer) -> str:
-    """Writes the kind and the place of the norms, such as `RMSNorm (pre)`."""
+    """Writes the kind and the placement of the norms, such as `RMSNorm (pre)`."""
     return f"{norm_name(block)} ({norm_place(block)})"
 
 

@@ -1,4 +1,4 @@
-"""The report of `llmcalc verify`: which quantities agree with the witness, and every mismatch."""
+"""The report of `llmcalc verify`: which counts agree with a running model, and every mismatch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ MOST_MISSING = 5
 
 
 def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
-    """Returns one row per model, then one row per mismatch. skipped_models: model → why it could not be compared."""
+    """Returns one row per model, then one row per mismatch.
+
+    skipped_models: the reasons by model that was not compared.
+    """
     data = [v.data() for v in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
         for name, reason in skipped_models.items()
@@ -131,7 +134,7 @@ def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> li
 
 
 def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
-    """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
+    """Returns a note: for one model the number of failed checks, for several the number of models that pass all."""
     checks = sum(len(v.checks) for v in verdicts)
     if len(verdicts) + len(skipped_models) > 1:
         passed_count = sum(v.ok for v in verdicts)
@@ -155,7 +158,7 @@ def _sign_legend(verdicts: list[Verdict]) -> str:
 
 
 def _witness_notes(verdicts: list[Verdict]) -> list[str]:
-    """Returns notes on the witnesses that the closed forms are compared with."""
+    """Returns notes on the running models with which the formulas are compared."""
     witness = verdicts[0].witness if verdicts else ""
     if witness.startswith("reference"):
         return _reference_notes(verdicts)
@@ -213,7 +216,7 @@ def _tolerances_text(checks: list[Check]) -> str:
 
 
 def _memory_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns the runs whose memory was compared, and the runs that were left out."""
+    """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
     compared_memory = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
     notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
     if len(notes) > 1:
@@ -227,7 +230,7 @@ def _memory_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _distributed_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns which distributed processes ran, and which of their bytes were not compared."""
+    """Returns a note on the distributed processes, and on the bytes that were not compared."""
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
@@ -268,7 +271,7 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
 
 
 def _node_or_moment(check: Check) -> str:
-    """Returns the node of a check; for memory, the moment, such as `training: backward peak`."""
+    """Returns the node of a failed check; for memory the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment

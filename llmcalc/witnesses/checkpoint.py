@@ -1,4 +1,4 @@
-"""Compares a checkpoint's tensors with a spec's by layer and shape, whatever their names.
+"""Compares a checkpoint's tensors with the model's by layer and shape, independent of their names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
@@ -81,7 +81,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 
 def _without_unit_axes(shape: Shape) -> Shape:
-    """Removes axes of length 1, which only some classes' tensors have."""
+    """Removes axes of length 1, which the tensors of some classes have."""
     return tuple(size for size in shape if size != 1) or (1,)
 
 
@@ -232,7 +232,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 
 
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns shape → first tensors of one parent whose concatenation, or its transpose, has that shape."""
+    """Returns, by fused shape, the first tensors of a parent whose concatenation (or its transpose) has that shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
     for group in _groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
@@ -261,7 +261,7 @@ def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expe
 
 
 def _word(name: str) -> str:
-    """Returns the last word, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
+    """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
@@ -325,13 +325,13 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
 
 
 def _side(name: str) -> str:
-    """Returns the stack of an encoder-decoder that a name mentions; empty if none."""
+    """Returns the stack that a tensor's name mentions, `encoder` or `decoder`; empty if it mentions none."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
     return stack_names[0] if stack_names else ""
 
 
 def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
-    """Accepts a second copy of a tied output head."""
+    """Accepts a stored output head that is tied to the embedding and so a second copy of it."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

@@ -1,4 +1,4 @@
-"""Checks: a witness's measurements compared with the closed forms, node by node.
+"""Checks of counts: measurements of a running model compared with the formulas, node by node.
 
 A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
 of either number.
@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number that llmcalc counted and a witness measured.
+    """A number that llmcalc counted, with the number that was measured independently.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the length of the pass if several lengths were measured."""
+        """The path of the node, with the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -63,7 +63,7 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
-        """Describes a difference, and the spec's size that equals it, if there is one."""
+        """Describes a difference, with the model size that equals it if there is one."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by the way in which they were compared.
+    """The paths of the model's leaf nodes with parameters, by the way in which they were compared.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -113,7 +113,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model by one witness.
+    """All checks of one model against one independent model or source.
 
     target: the name of the model.
     witness: the name of the witness.
@@ -162,7 +162,7 @@ def compare(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree; for optional parts, only for the parts in `include`.
+    """Yields a check for every node of the tree, for optional parts only if they are in `include`.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 

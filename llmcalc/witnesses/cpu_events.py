@@ -86,7 +86,7 @@ class GradientSums(NamedTuple):
     out_of_place: int = 0
 
     def with_sum(self, size: int, in_place: bool) -> GradientSums:
-        """Returns the sums with another sum of gradients added."""
+        """Returns the totals with the bytes of another sum of gradients added."""
         return GradientSums(self.in_place + size * in_place, self.out_of_place + size * (not in_place))
 
 
@@ -103,7 +103,7 @@ class CpuEvents:
 
     @property
     def scratch(self) -> dict[str, int]:
-        """Kernel → bytes of its largest scratch block."""
+        """The bytes of the largest scratch block by kernel."""
         largest_bytes: dict[str, int] = {}
         for _, block, _ in self.moments:
             if block.scratch:
@@ -180,7 +180,7 @@ def _sum_bytes(event: Any) -> int:
 
 @cache
 def _is_kernel(name: str) -> bool:
-    """Whether autograd does not decompose an operation into others."""
+    """Whether an operation is a kernel, which autograd does not decompose into other operations."""
     if not name.startswith("aten::"):
         return False
     schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]

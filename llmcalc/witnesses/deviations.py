@@ -34,7 +34,7 @@ COMMON_DEVIATIONS = (
 
 
 def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns the cost function of an op in the classes of a text model type, including their deviations."""
+    """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
     steps = [deviation.follow for deviation in _deviations(kind, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:
@@ -60,7 +60,7 @@ def total(
 
 
 def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: path of a node → the amount by which the classes exceed the count of its subtree."""
+    """Returns a function from a node's path to the amount by which the classes exceed the count of its subtree."""
     additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
     return lambda path: sum(
         size

@@ -71,7 +71,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 
 
 class without_initial_values(TorchFunctionMode):  # it is used as a function
-    """Skips the initialisation of parameters, whose values no number of bytes depends on."""
+    """Skips the initialisation of parameters, because memory does not depend on their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
@@ -133,7 +133,7 @@ class TrainingLoop:
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
     def _in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the simulation's order of creation.
+        """Returns the trained parameters in the order in which the simulation creates them.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
@@ -156,7 +156,7 @@ class TrainingLoop:
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """Returns tensors that a micro-batch's graph reads but does not own: parameters, buffers and inputs."""
+        """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
 
@@ -242,7 +242,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
 
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
-    """Returns the shapes of the cache after a prompt, from a run on meta."""
+    """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     passes = Passes(spec, inference, "meta")
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
@@ -289,7 +289,7 @@ class Passes:
         self._run(1, self.inference.seq, last_only=False)
 
     def _run(self, tokens: int, past: int, last_only: bool) -> None:
-        """Runs one pass. Its token ids and logits are freed at its end."""
+        """Runs one inference pass, at whose end token ids and logits are freed."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:

@@ -1,4 +1,4 @@
-"""Compares nodes of a tree with the modules of a class, one by one or as the sum of fused modules."""
+"""Compares nodes of the model's tree with the modules of a class, one by one or as the sum of fused nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups places with found modules by the class's modules; a share of a module is a separate group.
+    """Groups nodes by the class's modules that were found for them; a part of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """

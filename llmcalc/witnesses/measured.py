@@ -1,4 +1,4 @@
-"""Counts the parameters of an unsupported model type: its `transformers` class on meta, module by module."""
+"""Counts the parameters of an unsupported model type: its `transformers` class on the meta device, module by module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure_config(path: Path) -> tuple[str, Measured]:
-    """Returns (class name, tree) of the `transformers` class of a config, built on meta from the installed library.
+    """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
 
@@ -81,7 +81,7 @@ def _require_class(path: Path, kind: str, remote_code: bool) -> None:
 
 
 def measured_tree(module: nn.Module) -> Measured:
-    """Returns parameters by module; a shared parameter is counted in the first module that has it."""
+    """Returns a tree of parameters by module; a shared parameter is counted in the first module that has it."""
     parameters_by_path = parameters(module)
     return _tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
@@ -110,7 +110,7 @@ def _merge_equal(children: list[Measured]) -> list[Measured]:
 
 
 def data_of(tree: Measured) -> dict[str, Any]:
-    """Returns the tree as nested dicts."""
+    """Returns a module tree's parameters as nested dicts."""
     out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
         out |= {"repeat": tree.repeat, "params_each": tree.params}

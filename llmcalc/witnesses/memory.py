@@ -78,7 +78,7 @@ class MemoryComparison:
     info: dict[str, Any] = field(default_factory=dict)
 
     def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
-        """Returns the verdict with these checks added."""
+        """Returns the verdict with the checks of memory added."""
         info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
@@ -120,7 +120,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason why not.
+    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason against comparing.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -155,14 +155,14 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
-    """Returns quantity → simulated bytes of a run that is not on a GPU."""
+    """Returns the simulated bytes by quantity of a run that is not on a GPU."""
     run = configured_run(spec, settings)
     run = replace(run, choices=replace(run.choices, multiprocessors=0))
     return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
-    """Returns quantity → bytes measured with torch."""
+    """Returns the bytes by quantity, measured with torch."""
     run = configured_run(spec, settings)
     if isinstance(run, Training):
         return measure_steps(spec, run, device).named()
@@ -170,7 +170,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings, with the reference's default for every setting that is not set.
+    """Returns the settings with the PyTorch reference's default for every setting that is not set.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
@@ -188,7 +188,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings, completed by `reference_settings`."""
+    """Returns the run with these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -208,7 +208,7 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
-    """Returns why the memory of a run cannot be measured on the reference; empty if it can."""
+    """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
     recurrent = _recurrent_module(spec)
     if recurrent:
         return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
@@ -311,7 +311,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns quantity → bytes; for the first step only the peak."""
+        """Returns the bytes by quantity; for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -333,7 +333,7 @@ class InferenceBytes(NamedTuple):
     after: int
 
     def named(self, phase: str) -> dict[str, int]:
-        """Returns quantity → bytes."""
+        """Returns the bytes by quantity."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 
@@ -368,7 +368,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
 
 
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Returns quantity → simulated bytes of a micro-batch's passes without weights, as without a dispatch mode."""
+    """Returns simulated bytes by quantity of a micro-batch's passes without weights and without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, meter=meter)
 
@@ -394,7 +394,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 
 
 def _inputs(run: TrainingRun) -> list[Any]:
-    """Returns the tensors of a batch, one per storage."""
+    """Returns the input tensors of a batch, one per storage."""
     by_storage = {
         id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
     }
@@ -424,7 +424,7 @@ def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
 
 
 def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
-    """Simulates a prefill or a decoding step."""
+    """Simulates the memory of a prefill or of a decoding step."""
     replay = replay_inference(spec, inference)
     return InferenceBytes(replay.peak[1].bytes, replay.after)
 
@@ -483,7 +483,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
 
 
 def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Returns quantity → measured bytes of a micro-batch's passes on the CPU, from the profiler's events."""
+    """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         loop = TrainingLoop(spec, training, "cpu")
     loop.read()

@@ -49,7 +49,7 @@ TOWERS = "towers."
 def places(
     tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
 ) -> ModulesByNode:
-    """Finds the class's modules for the nodes of the tree.
+    """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
     paths: the paths of the class's modules and tensors.
     kind: the kind of the spec.
@@ -123,7 +123,7 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns layer index → modules, from the list whose length is the number of layers with parameters.
+        """Returns modules by layer index, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
@@ -138,7 +138,7 @@ class _Search:
         return modules | self._in_list(f"{stack_name}layers", together, roots)
 
     def _in_list(self, key: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns layer index → modules of layers whose list has that key in the names."""
+        """Returns modules by layer index, for layers whose list has the given key in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(key, self.names["layers"]).split(" | "):
             for root in roots:
@@ -189,7 +189,7 @@ class _Search:
         return self._first_existing(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the repeats of a node: each repeat is the member of a module list with its index."""
+        """Finds the modules of a node's repeats: each repeat is the member of a module list with the repeat's index."""
         members = self._matching(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
@@ -215,7 +215,7 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """Returns the modules of that name below the first parent that has such a module.
+        """Returns the modules with a name below the first parent that has such a module.
 
         A name with a leading dot is searched in `outer`.
         """
@@ -228,7 +228,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """Returns the path if the class has it, else all paths that match the path's stars."""
+        """Returns the path itself if the class has it, else all module paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))

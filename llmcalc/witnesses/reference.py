@@ -1,4 +1,4 @@
-"""The reference as a witness: llmcalc's own PyTorch model, built from the spec alone and run.
+"""Checks counts against llmcalc's own PyTorch model, built from the description alone and run.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -66,7 +66,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the most tokens within the learned positions that leave a position for decoding; None without them.
+    """Returns the longest prompt within the learned positions that leaves a position for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
@@ -137,7 +137,7 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
 
 
 def precision(device: Device) -> str:
-    """Returns the number format of weights and cache on a device."""
+    """Returns the number format of the reference's weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 

@@ -1,4 +1,4 @@
-"""Caches the shapes of results on meta. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
+"""Caches shapes of meta tensors. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
 the time of a pass over a small model.
 
 This module imports torch, so import it only in functions that run torch.
@@ -68,7 +68,7 @@ def _is_composed(func: Any) -> bool:
 
 @cache
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operation only creates tensors, whose shapes follow from its inputs' shapes.
+    """Whether an operation only creates tensors whose shapes follow from the shapes of its inputs.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -82,7 +82,7 @@ def _makes_tensors(func: Any) -> bool:
 
 
 def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on meta, and none is an input or a view of an input.
+    """Whether all results are on the meta device, and none is an input or a view of an input.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """

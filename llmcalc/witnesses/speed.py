@@ -70,7 +70,7 @@ def _device_name(device: Any) -> str:
 
 
 def driver() -> str | None:
-    """Returns the NVIDIA driver's version by nvidia-smi; None without nvidia-smi."""
+    """Returns the NVIDIA driver's version, read from nvidia-smi; None without nvidia-smi."""
     import subprocess
 
     try:

@@ -89,7 +89,7 @@ class StorageTracker(TorchDispatchMode):
 
 
 def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
-    """Returns the bytes of all storages that the graph of `out` saves. outside: storages that do not count."""
+    """Returns the bytes of storages that the autograd graph of `out` saves. outside: storages that do not count."""
     sizes: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
@@ -112,7 +112,7 @@ def _saved_by(kind: Any) -> list[str]:
 
 
 def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
-    """Returns every tensor that a node of the graph of `out` saves for the backward pass."""
+    """Returns every tensor that the autograd graph of `out` saves for the backward pass."""
     tensors: list[torch.Tensor] = []
     pending_nodes: list[Any] = [out.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
@@ -135,7 +135,7 @@ def measure_passes(
     saves: bool = True,
     follows: type[StorageTracker] = StorageTracker,
 ) -> PassMeasurement:
-    """Measures a forward pass and the backward pass of its result. outside: weights and inputs.
+    """Measures the bytes of a forward pass and its backward pass. outside: storages of weights and inputs.
 
     saves: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
     follows: class of the dispatch mode.

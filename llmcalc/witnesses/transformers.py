@@ -1,4 +1,4 @@
-"""The class of `transformers` as a witness, built from a config on meta and run with eager attention.
+"""Checks counts against the `transformers` class, built from a config on the meta device, with eager attention.
 
 The comparison covers the whole model's parameters, FLOPs and cache at two lengths, and parameters and FLOPs of every
 layer and of the modules that `modules` finds. Where a class deviates from its architecture, the record of its family
@@ -65,7 +65,7 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares a spec with the class for `config`: the class in its `architectures`, else the model type's class."""
+    """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
     start = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
@@ -86,10 +86,9 @@ def verify_config(
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
-    """Returns the class that `architectures` names, on meta, or with values if its forward pass needs them. Never runs
-    code from a hub.
+    """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
-    Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
+    It never runs code from a hub. Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
     """
     import torch
     import transformers
@@ -130,13 +129,13 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
-    """Returns the settings with which the classes of a config's model type run without values."""
+    """Returns the settings with which the classes of a model type run on the meta device, without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
 
 def _without_warnings(model: nn.Module) -> None:
-    """Disables a padding warning that reads the ids, which have no values on meta."""
+    """Disables a padding warning that reads token ids, which have no values on the meta device."""
     warning = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
         if hasattr(module, warning):
@@ -186,7 +185,7 @@ def _checks(
         modules: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
-        """Yields a check for every node that was found in the class, except where both sides are 0."""
+        """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
         return nonzero(
             compare_modules(
@@ -234,7 +233,7 @@ def _checks(
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
-    """Returns name → number of elements of the parameters that a family's record declares as not counted."""
+    """Returns the sizes by name of the parameters that a family's record declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
@@ -284,14 +283,14 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with further tokens at each position where the class reads them."""
+    """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
     config: Any = model.config
     channels = quirks_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
-    """Returns the cache that an empty prompt leaves, with keys and values [batch, heads, 0, size] in every layer."""
+    """Returns the cache after an empty prompt, with keys and values [batch, heads, 0, size] in every layer."""
     import torch
     from transformers import DynamicCache
 
@@ -312,7 +311,7 @@ def denoises(model: nn.Module) -> bool:
 
 
 def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the arguments that a class requires beside token ids, such as features of no image."""
+    """Returns zeros for the arguments that a class requires in addition to token ids, such as features of no image."""
     import torch
 
     config: Any = model.config

@@ -51,7 +51,7 @@ def use_kernels(
 
 
 def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """Runs flash attention, on meta and on GPUs; torch has another kernel for CPUs."""
+    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
@@ -61,7 +61,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
 
 
 def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """Runs scaled_dot_product_attention: torch's own on the CPU, a compute capability's kernel on meta.
+    """Runs scaled_dot_product_attention: torch's own on a CPU, a compute capability's kernel on the meta device.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
     falls back to its math.
@@ -95,7 +95,7 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
 
 
 def is_core(name: str) -> bool:
-    """Whether a module of that path computes attention: scores, softmax and weighted sums of values."""
+    """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
     *_, parent_name, own_name = ("", *name.split("."))
     return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
@@ -154,7 +154,7 @@ def fuse_norms(module: nn.Module) -> None:
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs a layer norm, on meta and on GPUs; on a CPU the statistics would be in bfloat16."""
+    """Runs torch's layer norm kernel with float32 statistics, as on GPUs; a CPU's kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
@@ -283,7 +283,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of selected operations; of `alternate` every other result."""
+    """Returns checkpoint contexts that save the results of selected operations, half of those of `alternate`."""
     operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
 
     def contexts() -> Any:
@@ -351,7 +351,7 @@ def _path_in_layer(name: str) -> str:
 
 
 class Dropout(nn.Module):
-    """Dropout as on a GPU: one kernel with a mask of bytes. On meta torch would multiply by noise."""
+    """Dropout as on a GPU: one kernel with a mask of bytes. On the meta device torch would multiply by noise."""
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]

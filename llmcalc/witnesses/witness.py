@@ -25,7 +25,7 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """Returns the model type whose `transformers` class computes this model type.
+    """Returns the model type whose `transformers` class computes models of this model type.
 
     It is the model type itself, or for a family without a class its `like`.
     """
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns lower-case name → names in `transformers`."""
+    """Returns the names in `transformers` by their lower-case form."""
     import transformers
 
     names: dict[str, list[str]] = {}

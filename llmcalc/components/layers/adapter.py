@@ -1,4 +1,4 @@
-"""A layer with a small network per language after its feed-forward network, of which one runs.
+"""A layer with a small adapter network per language after the feed-forward network; only one adapter runs.
 
 X-MOD (Pfeiffer et al. 2022, arXiv:2205.06266, §3.1): all languages share attention and the feed-forward network, and
 each has an adapter, a bottleneck with a residual connection. transformers: models/xmod (`XmodLayer`, `XmodOutput`).
@@ -97,7 +97,10 @@ class AdapterLayer(Block):
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _adapted(self, recorder: Flow, x: Value, normed: Value) -> Value:
-        """Returns the layer's output. x: the residual stream after the network. normed: the network's normed input."""
+        """Returns the layer's output. x: the residual stream after the feed-forward network.
+
+        normed: the network's input.
+        """
         is_post, adapter_input, y = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":

@@ -74,7 +74,7 @@ class AltUp(ResidualStreams):
             recorder.hold(length=length)
 
             def projected(stream: Value) -> Value:
-                """Returns a projection of one stream, scaled to the length of the first stream."""
+                """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 y = recorder.linear("", stream, hidden)
                 recorder.hold_outside(y=y)
                 return recorder.div(recorder.mul(y, length), recorder.root_mean_square(y))

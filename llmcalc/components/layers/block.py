@@ -75,7 +75,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 
 @frozen(slots=True)
 class Sharing:
-    """The index of a layer among the layers that share its parameters.
+    """The position of a layer among the layers that share its parameters.
 
     first: whether it is the first of them, which has the parameters.
     others: the number of other layers that use them.
@@ -86,7 +86,7 @@ class Sharing:
 
 
 class Layer(Component):
-    """The base class of all kinds of layers, with the fields that views and costs rely on.
+    """The base class of all kinds of layers, with the fields that reports and counts need.
 
     attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
     feed_forward: the part that works on each token separately; `{ type = "none" }` without one.
@@ -133,15 +133,15 @@ class Layer(Component):
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def networks(self) -> list[Any]:
-        """The layer's networks, which process each token separately: its feed-forward network first."""
+        """The layer's networks, which process each token separately; the feed-forward network is first."""
         return [self.feed_forward]
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """The layer's token mixers, in a layer of that width: (field, part, width of the part's input)."""
+        """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, width)]
 
     def check_place(self, stack_position: Standing) -> None:
-        """Raises `ValueError` if the layer cannot be used in that place."""
+        """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field, part, width in self.mixers(stack_position.width):
             part.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
 
@@ -165,7 +165,10 @@ class Layer(Component):
         return ""
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. sharing: its position among the layers that share parameters; None without sharing."""
+        """Records the layer's operations.
+
+        sharing: its position among the layers that share parameters; None without sharing.
+        """
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: Context) -> nn.Module:
@@ -243,7 +246,7 @@ class Block(Layer):
         return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
 
     def sublayers(self) -> list[tuple[str, Component]]:
-        """The sublayers, in the order they run: (name in the tree, part)."""
+        """The sublayers in the order in which they run: (name in the model's tree, component)."""
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
         names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
         return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
@@ -284,7 +287,7 @@ class Block(Layer):
         return x
 
     def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
-        """Returns the additional arguments of the sublayer with that name."""
+        """Returns the arguments of the cross-attention sublayer: the encoder's output; none for other sublayers."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:

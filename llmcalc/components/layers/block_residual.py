@@ -193,7 +193,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return shares @ values
 
     class Mix(nn.Module):
-        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden].
+        """Attends over residual sums, each [batch, tokens, hidden]. block_sums: of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
         """

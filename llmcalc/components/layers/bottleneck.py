@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection around it, and a norm of the sum.
+    """A feed-forward network with a residual connection around it and a norm after the sum.
 
     feed_forward: the network.
     norm: the norm of the sum.
@@ -105,7 +105,7 @@ class BottleneckLayer(WholeLayer):
         return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
 
     def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
-        """Returns the norm of the narrow stream after a sublayer with output y."""
+        """Returns the norm of the bottleneck's residual stream after a sublayer with output y."""
         x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
         recorder.hold(y=x)
         return x

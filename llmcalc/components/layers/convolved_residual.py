@@ -111,7 +111,7 @@ def _reference_class() -> type[nn.Module]:
     mix = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
-        """The layer. x: the running sum, [batch, tokens, hidden] → same shape."""
+        """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: Context) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
 
         def _attended(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
-            """Returns the output of attention. sums: those of finished blocks."""
+            """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
             separate, part = self.spec.separate_inputs, self.get_submodule
             inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
             query, *kv_inputs = inputs

@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DenseResidualReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The layer with a dense network beside the experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DenseResidualLayer, model_properties: Context) -> None:
             super().__init__()

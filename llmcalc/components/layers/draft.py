@@ -87,7 +87,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DraftLayerReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The draft layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DraftLayer, model_properties: Context) -> None:
             super().__init__()

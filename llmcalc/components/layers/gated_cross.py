@@ -95,7 +95,7 @@ class GatedCrossLayer(WholeLayer):
 
     @property
     def _role(self) -> Role:
-        """The role of all parts of the layer."""
+        """The role of the layer's nodes in counts: whether they run on text without images."""
         return "own" if self.runs_on_text else "idle"
 
     def reference(self, model_properties: Context) -> nn.Module:

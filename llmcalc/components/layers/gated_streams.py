@@ -172,7 +172,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
-        """The layer. x: [batch, tokens, streams, hidden] → same shape."""
+        """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: GatedStreamsLayer, model_properties: Context) -> None:
             super().__init__()

@@ -67,7 +67,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InitialStatesReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: InitialStatesLayer, model_properties: Context) -> None:
             super().__init__()

@@ -110,7 +110,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """The vectors of all layers.
+        """Computes the per-layer embedding vectors of all layers for each token.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """

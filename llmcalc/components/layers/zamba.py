@@ -128,7 +128,7 @@ class SharedBlock(Part):
         return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
-        """Records the running layer's adapter and, beside it, the adapters of other layers."""
+        """Records the running layer's adapter and, without running them, the adapters of other layers."""
 
         def mapped() -> Value:
             return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)

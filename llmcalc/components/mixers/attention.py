@@ -370,7 +370,7 @@ class Attention(TokenMixer):
         return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
     def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, size: Axis) -> Value:
-        """Returns the output of the heads after its norms and its gate. x: the layer's input."""
+        """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
             y = recorder.norm("head_norm", y, self.head_norm, (size,))
             recorder.hold(out=y)
@@ -662,7 +662,7 @@ def _reference_class() -> type[nn.Module]:
             }[self.spec.qk_norm.scope]
 
         def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
-            """Applies the query or key norm. x: [batch, heads, tokens, head_dim]."""
+            """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
                 normed: Tensor = norm(x)
@@ -723,7 +723,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _of_target(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
-            """Returns the keys and values that a target model has cached (zeros here), and those of this pass."""
+            """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]

@@ -57,7 +57,7 @@ class BlockIndexer(Part):
             )
 
     def check_place(self, stack_position: Standing) -> None:
-        """Raises `ValueError` if attention with an indexer cannot be used in that place.
+        """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.
         """

@@ -87,7 +87,7 @@ class CompressedConvAttention(WindowedMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with other key and value heads; unchanged if their width is odd and cannot be halved."""
+        """The mixer with `number` key and value heads; unchanged if their width is odd and cannot be halved."""
         return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

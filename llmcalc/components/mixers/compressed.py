@@ -187,7 +187,7 @@ class CompressedAttention(TokenMixer):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries that each token attends to. mask: the entries it may select from."""
+        """Selects the entries that each token attends to. mask: the entries from which a token may select."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             entries = self._all_entries(recorder, "compressor", x, dim, rope)
@@ -231,7 +231,7 @@ class CompressedAttention(TokenMixer):
     def _with_last_window(
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
-        """Joins the windows of both series; the first series is delayed by one window."""
+        """Concatenates each window of the second half of the features with the previous window of the first half."""
         window_rows = Beside(((rate,), (rate,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
@@ -317,7 +317,7 @@ def _reference_class() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
-            """Joins the first series, delayed by one window, and the second.
+            """Concatenates each window of the second half of x with the previous window of the first half.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """

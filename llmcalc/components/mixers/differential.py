@@ -60,7 +60,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with other key and value heads; unchanged for an odd number, which cannot be halved."""
+        """The mixer with `number` key and value heads; unchanged for an odd number, which cannot be halved."""
         return self if number % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

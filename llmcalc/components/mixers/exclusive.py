@@ -1,4 +1,4 @@
-"""Exclusive attention of an encoder: each head's output loses a share of what is parallel to the token's own value.
+"""Exclusive attention of an encoder: each head's output loses part of its projection on the token's own value.
 
 transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
 """
@@ -107,7 +107,7 @@ class ExclusiveAttention(TokenMixer):
         return recorder.linear("o_proj", y, *x.axes, bias=bias)
 
     def _without_own_value(self, recorder: Flow, y: Value, values: Value) -> Value:
-        """Returns the output of the heads less a share of its projection on the token's value."""
+        """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
         kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = y.axes

@@ -74,7 +74,10 @@ class GatedProfileAttention(ProfileAttention):
         return recorder.linear("o_proj", y, *x.axes)
 
     def _convolved(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
-        """Returns keys or values after their convolution. token: what computes a part of the taps."""
+        """Returns keys or values after their convolution.
+
+        token: the vectors from which a part of the filter is computed.
+        """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, name, x, self.conv_kernel_size)
         (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
@@ -113,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     def bounded(x: Tensor, longest: float) -> Tensor:
-        """Returns vectors of at most that length. x: [..., size] → same shape."""
+        """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
         scaled: Tensor = (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
         return scaled

@@ -122,7 +122,7 @@ class KimiDeltaAttention(TokenMixer):
         )
 
     def _has_low_rank(self, letter: str) -> bool:
-        """Whether a gate's projection has low rank. letter: `f` for the decay, `g` for the output gate."""
+        """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
 
     def _decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:

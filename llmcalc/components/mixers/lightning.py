@@ -109,7 +109,7 @@ class LightningAttention(TokenMixer):
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
     def _turned(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
-        """Returns queries or keys after their norm and RoPE. name: that of the norm."""
+        """Returns queries or keys after their norm and RoPE. name: the name of the norm."""
         x = x if self.qk_norm is None else recorder.norm(name, x, self.qk_norm, (dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 

@@ -172,7 +172,7 @@ class MLA(TokenMixer):
         return next(filter(None, self.shared_results().values()), "")
 
     def _latent_key(self) -> tuple[Any, ...]:
-        """Returns what must be equal for layers to share latents."""
+        """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
     def source(self) -> str:
@@ -410,7 +410,7 @@ def _reference_class() -> type[nn.Module]:
             return q.unflatten(-1, head_shape), None, compressed_query
 
         def _latent_and_key(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys, [batch, tokens, …], or those of the nearest lower layer alike."""
+            """Returns latents and rotary keys, [batch, tokens, …], of this layer or of a lower layer that shares them."""
             spec = self.spec
             shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:

@@ -1,4 +1,4 @@
-"""Streams that predict the next tokens side by side, and the attention of a decoder that has them.
+"""Streams that predict several next tokens in parallel, and the attention of a decoder with such streams (ProphetNet).
 
 ProphetNet (Qi et al. 2020, arXiv:2001.04063, §3): beside the main stream, which reads the text, n predict streams start
 from a learned vector each. Stream i attends to the main stream's tokens up to i before its own and to itself. Scores
@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams beside the tokens; the last layer's output of these streams is what is scored.
+    """Predict streams beside the stream of tokens; the output head reads only the predict streams.
 
     ngram: the number of predict streams.
     """

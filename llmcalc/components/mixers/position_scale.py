@@ -1,4 +1,4 @@
-"""Queries that each head multiplies by a learned function of the position: scale · ln(position + 1) + bias.
+"""Queries multiplied by a learned function of the position in each head: scale · ln(position + 1) + bias.
 
 The bias starts at 1 and the scale at 0. transformers: models/mistral_large4 (`MistralLarge4TextSoftmaxScaling`).
 """

@@ -151,7 +151,7 @@ class ProfileAttention(TokenMixer):
 
 @cache
 def profile_attention_class() -> type[nn.Module]:
-    """Returns the class of the reference."""
+    """Returns the PyTorch class of profile attention."""
     import torch
     from torch import nn
 

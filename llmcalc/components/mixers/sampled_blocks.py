@@ -136,11 +136,11 @@ def _reference_class() -> type[nn.Module]:
             return out
 
         def _like(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns the indices of blocks, repeated for each element of a block of x."""
+            """Returns block indices, expanded to the shape in which they select blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
         def _chosen(self, x: Tensor, blocks: Tensor) -> Tensor:
-            """Returns the blocks with these indices. x: [batch, heads, blocks, block, d]."""
+            """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
             return x.gather(2, self._like(blocks, x))
 
     class SampledBlockReference(nn.Module):

@@ -1,4 +1,4 @@
-"""Mamba-2's scan with Mamba's projections: Δ, B and C are made of the convolution's output (PLaMo 2).
+"""Mamba-2's scan with Mamba's projections: Δ, B and C are projections of the convolution's output (PLaMo 2).
 
 Preferred Networks 2025 (arXiv:2509.04897, §2). The scan is that of Dao & Gu 2024 (arXiv:2405.21060), with one group.
 vLLM: models/plamo2.py.

@@ -1,4 +1,4 @@
-"""The shared base of attention over two sets of keys, of own tokens and of further rows, by the same projections."""
+"""The base of attention over two sets of keys: of the layer's tokens, and of another sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TwoSetsMixer(WindowedMixer):
-    """Grouped-query attention to its own tokens and to further rows, whose keys and values use the same projections.
+    """Grouped-query attention to the layer's tokens and to another sequence, with the same key and value projections.
 
     A subclass also declares attention_bias and norm, the norm on each query and key head.
     """

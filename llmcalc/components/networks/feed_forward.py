@@ -209,7 +209,10 @@ def _reference_class() -> type[nn.Module]:
             return out
 
         def forward(self, x: Tensor, forward_pass: Run | None = None, shares: Tensor | None = None) -> Tensor:
-            """Runs the network. shares: factors of equal parts of the hidden units, [..., parts]; none by default."""
+            """Runs the network.
+
+            shares: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
+            """
             gated = hasattr(self, "gate_proj")
             y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y

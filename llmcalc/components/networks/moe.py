@@ -225,7 +225,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` for scores of shared experts that do not fit the shared expert."""
+        """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
         scores, shared = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared is None

@@ -1,4 +1,4 @@
-"""Weights of shared experts: a score for each of them, of the same input as those of the routed experts.
+"""Weights of shared experts: a score for each of them, computed from the same input as the router's scores.
 
 The scores are normalised together with those of the chosen experts, and one learned factor scales all weights; both act
 elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`, `InklingSharedExperts`).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """A score for each shared expert, which weighs its part of the hidden units.
+    """A score for each shared expert, which multiplies the expert's part of the hidden units.
 
     shared_experts: the number of shared experts; it divides their total width.
     """

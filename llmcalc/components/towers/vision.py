@@ -48,7 +48,7 @@ class Patches(Part):
     bias: Flag = False
 
     def read(self) -> Value:
-        """Returns the pixels of every patch."""
+        """Records the input: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)
@@ -65,7 +65,7 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the positions to add to each patch: one table's, or the sum of its column's and its row's."""
+        """Returns the position embedding of each patch: from one table, or the sum of its column's and its row's."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))

@@ -20,7 +20,7 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether this module can write the tables: no colour is wanted (by rich's rules) and no column is too wide."""
+    """Whether this module can write the tables: rich would use no colour, and no column is too wide."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
@@ -52,7 +52,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
-    """Returns the tables with bars of one scale, the longest that fits, or without bars if none fits."""
+    """Returns the tables with bars of the largest common scale that fits, or without bars if none fits."""
     lengths = [_bar_length(table, width) for table in tables]
     length = min((bar_length for bar_length in lengths if bar_length), default=0)
     return [
@@ -141,7 +141,7 @@ def _grid_lines(table: Table) -> Iterator[str]:
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """Yields the lines of a text above or below a table. hang: further indent of the lines after the first."""
+    """Yields the lines of a text above or below a table. hang: additional indent of all lines after the first."""
     for line in _wrapped_lines(text, width - len(INDENT), hang):
         yield INDENT + line
 

@@ -72,7 +72,7 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
-    """Waits for all processes. Raises `InputError` for the first process that fails, and at the timeout."""
+    """Waits for the end of all processes. Raises `InputError` for the first process that fails, and at the timeout."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):

@@ -83,7 +83,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _rules(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns path → parallel style for a module or its children; empty if another module's rule covers it."""
+    """Returns the tensor-parallel styles by path for a module or its children; empty if another rule covers it."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
         if isinstance(submodule, StageInput):
@@ -129,7 +129,7 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
 
 
 class SharedState:
-    """Wraps the state that layers of the reference share, which FSDP would otherwise copy for each layer."""
+    """Wraps the state that layers of the PyTorch reference share, which FSDP would otherwise copy for each layer."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -16,7 +16,7 @@ ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_
 
 
 def scratch_of(run: Callable[[], object]) -> dict[str, int]:
-    """Returns kernel or collective → bytes of its largest scratch block.
+    """Returns the bytes of the largest scratch block by kernel or collective.
 
     torch's profiler records every block, but not the thread of gloo that uses it.
     """
