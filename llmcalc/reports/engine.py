@@ -290,7 +290,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:
-    """Returns the total bytes of each device and of the disk, for an engine that splits a model between GPUs and host."""
+    """Returns the bytes of each device and of the disk, for an engine that splits a model over GPUs and host."""
     if not engine_use.memory.host:
         return []
     rows = []

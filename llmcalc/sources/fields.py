@@ -15,7 +15,7 @@ from ..model import ModelSpec
 
 
 def members(annotation: Any) -> list[type[BaseModel]]:
-    """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
+    """Returns the pydantic models that a field's type allows, also in unions, containers and choices of components."""
     choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
     if choice_parts:
         return choice_parts
@@ -25,12 +25,12 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
-    """Returns the models that a field allows."""
+    """Returns the pydantic models that a field's type allows."""
     return _choice_classes(field.metadata) or members(field.annotation)
 
 
 def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """Returns the classes of the part choices in an annotation's metadata."""
+    """Returns the component classes that the metadata of a field's type lists."""
     return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
@@ -46,7 +46,7 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
 def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, parents: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """Returns the path of every field that the tables in `table` and their default tables can have, set or not."""
+    """Returns the path of every possible field of a description's tables and of their default tables."""
     paths: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*parents, name)

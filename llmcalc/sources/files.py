@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def largest_text(path: Path) -> int:
-    """Returns the largest size in bytes of a model's description, by the suffix of its file."""
+    """Returns the largest accepted size of a model's description in bytes, by the suffix of its file."""
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
@@ -147,7 +147,7 @@ def _too_deep(location: str) -> str:
 
 
 def validate(model: type[Model], data: Any, location: str) -> Model:
-    """Validates `data` as a `model`.
+    """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
@@ -213,7 +213,7 @@ EXPECTED = {
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """Describes what is wrong with a value and what was expected. error: one of pydantic's errors."""
+    """Describes a wrong value and the expected value. error: a validation error of pydantic."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
     if kind in EXPECTED:

@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """The object at a commit's path is not a text that could describe a model."""
+    """Raised if a commit's object at a path is no text that could describe a model."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def repository_root(file: Path) -> Path | None:
 
 
 def _require_its_own_repository(ref: str, root: Path) -> None:
-    """Raises `InputError` unless git reads the `.git` of `root`.
+    """Raises `InputError` unless git finds the repository in `root` itself and not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """

@@ -109,7 +109,7 @@ def read_hardware(file: str) -> Hardware:
 
 
 def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns a preset's figures, replaced table by table by the user's figures."""
+    """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
@@ -159,7 +159,7 @@ def _by_name(argument: str) -> Hardware:
 
 
 def _with_spelling(argument: str) -> Hardware | None:
-    """Returns the preset whose name, alias or title an argument is, with or without the maker's words."""
+    """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
     by_name = (name for name in hardware_names() if normalized(name) in keys)
     by_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
@@ -173,7 +173,7 @@ def _spellings(hardware: Hardware) -> set[str]:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns a chip with one of its several memory sizes: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with the memory size that a name ends with: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """

@@ -62,7 +62,7 @@ def commit_of(target: str) -> str:
 
 
 def _config_path(repo: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
+    """Returns the path of a repository's config. With a newly cached config, the quantization file is fetched too."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -152,7 +152,7 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
 
 
 def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """Fetches the tensors of a repository: of its single weights file, or of the files in its index."""
+    """Fetches the tensor headers of a repository's single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -172,7 +172,7 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """Fetches the headers of several files at a time: file name → JSON of its header."""
+    """Fetches the headers of files in parallel. Returns the JSON of each header by file name."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()

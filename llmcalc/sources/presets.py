@@ -82,7 +82,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Returns normalized alias → preset name. It reads all presets, so only suggestions use it."""
+    """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -113,7 +113,7 @@ def find_by_repository(name: str) -> str | None:
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the name of a repository without its owner → the preset."""
+    """Returns the presets by the name of their repository without its owner."""
     return {
         normalized(alias.rpartition("/")[2]): name
         for name in model_names()

@@ -67,7 +67,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _validate_preset(name: str, location: str, data: dict[str, Any]) -> Preset:
-    """Validates a description as a preset; errors also name the config fields that a spec field came from."""
+    """Validates a description as a preset; errors also name the config fields from which a field was computed."""
     try:
         return validate(Preset, {**data, "name": name}, location)
     except InputError as error:
@@ -204,7 +204,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
 
 
 def _path_is(question: Callable[[], bool]) -> bool:
-    """Applies a test to a path; False if the text cannot be a path, for example because it is too long."""
+    """Returns the result of a test of a path; False if the text cannot be a path, for example if it is too long."""
     try:
         return question()
     except OSError:
@@ -254,7 +254,7 @@ def _override_value(text: str) -> Any:
 
 
 def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
-    """Returns the full path of an overridden field: a field that is set, or that a table on the path may have."""
+    """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
     paths = list(_table_paths(model))
     matches = [p for p in paths if p[-len(field_path) :] == field_path]
     if not matches:
@@ -293,7 +293,7 @@ def _table_paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[l
 
 
 def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
-    """Returns the full paths at which a spec allows the field but the model does not set it."""
+    """Returns the full paths at which a description allows a field that the model does not set."""
     from .fields import field_paths
 
     return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]

@@ -88,7 +88,9 @@ def verify_config(
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
-    It never runs code from a hub. Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
+    It never runs code from a hub.
+
+    Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
     """
     import torch
     import transformers

@@ -410,7 +410,7 @@ def _reference_class() -> type[nn.Module]:
             return q.unflatten(-1, head_shape), None, compressed_query
 
         def _latent_and_key(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys, [batch, tokens, …], of this layer or of a lower layer that shares them."""
+            """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:

@@ -116,13 +116,13 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _Arrays:
-    """Counts the texts and lists in the arrays of a file's metadata, to bound them."""
+    """Counts the texts and lists in the metadata arrays of a file, and limits their number."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, reader: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` elements. Raises `InputError` for more elements than the file can hold or the bound allows."""
+        """Counts `count` further elements. Raises `InputError` for more than the file can hold or the limit allows."""
         if count > (reader.size - reader.at) // 8:  # each has its length before it
             raise InputError(
                 f"{reader.where}: {key[:80]}: {count:,} elements in a file of {reader.size:,} bytes; truncated or "

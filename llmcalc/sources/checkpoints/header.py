@@ -60,7 +60,7 @@ class Checkpoint:
         return sum(t.nbytes for t in self.tensors)
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
-        """Returns number format → (tensors, elements, bytes), the largest first."""
+        """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
         sums: dict[str, tuple[int, int, int]] = {}
         for t in self.tensors:
             tensors, elements, nbytes = sums.get(t.dtype, (0, 0, 0))
@@ -101,7 +101,7 @@ class BoundedReader:
         self.file.seek(count, 1)
 
     def skip_texts(self, count: int, field: str) -> None:
-        """Skips `count` texts, each of which follows its length in 8 bytes."""
+        """Skips `count` texts, each of which is stored after its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(count):
             if len(pending) - position < 8:

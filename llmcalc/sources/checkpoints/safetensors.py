@@ -151,7 +151,7 @@ def _bad_entry(name: str, location: str) -> InputError:
 
 
 def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """Parses the entry of a tensor, and the offset of the tensor's data."""
+    """Parses a tensor's header entry. Returns the tensor and the offset of its data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -184,7 +184,7 @@ def read_index(path: Path) -> Checkpoint:
 
 
 def parse_index(data: bytes, location: str) -> dict[str, str]:
-    """Parses an index: tensor name → the file that has it, in the folder of the index.
+    """Parses an index and returns the file of each tensor, in the folder of the index.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
@@ -212,7 +212,7 @@ _EXPECTED_MAP = "expected a table of tensor names and the files beside this one 
 
 
 def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
-    """Returns a JSON object. Raises `InputError` for a repeated name."""
+    """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs):
         earlier_names: set[str] = set()

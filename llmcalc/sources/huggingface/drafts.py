@@ -48,7 +48,7 @@ LEAST_EAGLE_WIDTH = 1024
 
 
 def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns a draft model's config under the draft's own model type, and remarks; another config unchanged.
+    """Replaces the model type of a draft model's config by the type of the draft method; adds remarks.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
@@ -106,7 +106,7 @@ def _flattened_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _require_whole(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for a draft config that is not complete under this model type."""
+    """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"

@@ -1,4 +1,4 @@
-"""Maps a spec field back to config fields, by tracking which config numbers it was computed from.
+"""Finds the config fields from which a field of the description was computed, by tracking numbers.
 
 An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
 names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
@@ -60,7 +60,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields from which a message's spec fields were computed.
+    """Returns ` (…)` with the config fields from which the fields in an error message were computed.
 
     Empty if the names are the same.
     """

@@ -98,7 +98,7 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
-    """Returns the description of a parsed config: `model` table, config, remarks and number format.
+    """Returns the description of a parsed config: the `model` table, the config, remarks and the number format.
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """

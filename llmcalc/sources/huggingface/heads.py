@@ -1,4 +1,4 @@
-"""The output head that a config's `architectures` names."""
+"""The output head of the class that a config's `architectures` names."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def float32_rmsnorm(eps: float, **fields: Any) -> Table:
 
 
 def offset_rmsnorm(eps: float) -> Table:
-    """Returns Gemma's RMSNorm: its factor is 1 + weight, and it multiplies in float32."""
+    """Returns Gemma's RMSNorm, whose factor is 1 + weight and which multiplies in float32."""
     return float32_rmsnorm(eps, unit_offset=True)
 
 
@@ -234,7 +234,7 @@ answers by beams.
 
 
 def simple_answers(config: Config) -> Table:
-    """Returns the head of a question-answering class with one linear layer, as a model's field `head`; else nothing.
+    """Returns the head of a question-answering class as a model's field `head`; empty for other classes.
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
@@ -469,7 +469,7 @@ def uncounted_prediction(config: Config) -> None:
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
-    """Returns the stack fields of layers that vary along several axes.
+    """Returns the stack fields of layers that vary in several ways, such as attention and network.
 
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
@@ -513,7 +513,7 @@ def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
 
 
 def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
-    """Returns the stack fields of layers, each a name and its changed fields.
+    """Returns the stack fields of layers that differ from a common layer in some fields.
 
     Layers with equal changes are of one kind.
     """

@@ -73,21 +73,21 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 
 @cache
 def classes() -> dict[str, list[str]]:
-    """Returns model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
+    """Returns the `transformers` classes of each model type, as listed by `python -m tests.sources.test_classes`."""
     classes_by_type: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
     return classes_by_type
 
 
 @cache
 def bases() -> dict[str, list[str]]:
-    """Returns model type → `base_model_prefix` of its classes, if the prefix is not `model`."""
+    """Returns the `base_model_prefix` of each model type's classes, if the prefix is not `model`."""
     prefixes: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
     return prefixes
 
 
 @cache
 def other_names() -> dict[str, dict[str, str]]:
-    """Returns model type → `attribute_map` of its configuration class."""
+    """Returns the `attribute_map` of each model type's configuration class."""
     names_by_type: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
     return names_by_type
 
@@ -195,7 +195,7 @@ def _kind_of_fields(data: Mapping[str, Any]) -> str:
 
 
 def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
-    """Whether the class's model type would read a config as another model than the stated type does.
+    """Whether the model type of the config's class would read the config as another model than the stated type.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
@@ -238,7 +238,7 @@ def family_files() -> list[str]:
 
 @cache
 def families_in(file: str) -> Mapping[str, Family]:
-    """Returns model type → its record, for a file in `families`."""
+    """Returns the records of a file in `families` by model type."""
     families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
     return families
 

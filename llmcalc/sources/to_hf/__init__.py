@@ -126,7 +126,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 
 def _fill_fields(config: dict[str, Any], family: Family, model_facts: Facts, fields: list[str]) -> None:
-    """Sets each field that has a value in the spec, except a null that is the class's default."""
+    """Sets each config field that has a value in the model, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
@@ -139,7 +139,7 @@ def _fill_fields(config: dict[str, Any], family: Family, model_facts: Facts, fie
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names mean the same activation, in which case the class's own name is kept."""
+    """Whether two names mean the same activation, so that the name in the class's config stays."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -166,7 +166,7 @@ def _value_of_field(family: Family, field: str, model_facts: Facts) -> Any:
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every field that the family's reader reads from a config before it succeeds or fails."""
+    """Returns every field that a family's reader reads from a config, whether or not it succeeds."""
     kind, head = config["model_type"], head_of(config)
     tracked_config = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
     assert family.read is not None

@@ -43,7 +43,7 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 
 def canonical(spec: ModelSpec) -> dict[str, Any]:
-    """Returns a model as plain values that are equal for equivalent specs."""
+    """Returns a model as plain values, which are equal for equivalent models."""
     table = {
         name: getattr(spec, name)
         for name in ModelSpec.model_fields

@@ -62,7 +62,7 @@ def _attention_bias(model_facts: Facts) -> bool:
 
 
 def _mlp_bias(model_facts: Facts) -> bool:
-    """Returns the bias of the dense FFN; without one, of the shared expert or of the experts."""
+    """Returns whether the dense FFN has a bias; without a dense FFN, the shared expert or the experts."""
     with suppress(Absent):
         return model_facts.dense.up_bias
     with suppress(Absent):

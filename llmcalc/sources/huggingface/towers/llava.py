@@ -32,7 +32,7 @@ def _llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _one_square(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA's processor resizes an image to one square, or shrinks the image for Pixtral's encoder.
+    """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
     """
@@ -46,7 +46,7 @@ def _one_square(wrapper: Config, config: Config) -> Table:
 
 
 def _pinpoints(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing if the config does not state it."""
+    """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
     resolutions = wrapper.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
         return {}

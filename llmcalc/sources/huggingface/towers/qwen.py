@@ -25,7 +25,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 
 def _image(config: Config) -> Table:
-    """Returns how Qwen's processor resizes an image: both sides become multiples of a merged patch's side."""
+    """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
     least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",

@@ -119,7 +119,7 @@ def _gated(wrapper: Config, config: Config, width: int, gated_width: int, **fiel
 
 
 def _aya_tiles(wrapper: Config, config: Config) -> Table:
-    """Returns how Aya Vision's processor cuts an image into tiles, with a mark before each tile and two around all."""
+    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two around all."""
     merge = wrapper.size("downsample_factor")
     tokens = max((side(config) // merge) ** 2, 1)
     size = config.size("image_size")

@@ -222,7 +222,7 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
 
 
 def _network(config: Config, norm: Table | None = None) -> Table:
-    """Returns the fields of a post-norm layer except its attention."""
+    """Returns the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
@@ -261,7 +261,7 @@ def bert_head(config: Config, act: str, norm: Table | None = None) -> Table:
 
 
 def bert_score(act: str) -> Table:
-    """Returns a sequence classifier with a linear layer of its own over the first token."""
+    """Returns a sequence classifier with a separate linear layer on the first token's hidden state."""
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
@@ -272,7 +272,7 @@ def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
 
 
 def input_size(model: Table) -> Table:
-    """Sets the width of the position and segment embeddings and of their norm to the token embedding's width."""
+    """Returns the width of position and segment embeddings and their norm, which equals the token embedding's width."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -316,7 +316,7 @@ ROBERTA_WRITES: Writes = {
 
 
 def _task_types(model_facts: Facts) -> int | None:
-    """Returns the number of ERNIE's task types."""
+    """Returns the number of ERNIE's task types; None without task embeddings."""
     types = model_facts.first.token_types
     return None if types is None else types.task_type_vocab_size
 

@@ -45,7 +45,7 @@ def _longformer(config: Config) -> Table:
 
 
 def windows(config: Config, depth: int) -> Table:
-    """Returns stack fields for layers that attend to a window of `attention_window` tokens centred on each token.
+    """Returns the stack fields of layers that attend to a window of `attention_window` tokens centred on each token.
 
     The field is one even number, or a list with one for each of the `depth` layers.
     """

@@ -69,7 +69,7 @@ def _neomme(config: Config) -> Table:
 
 
 def _positions(config: Config, kind: str, share: float, theta: float) -> Table:
-    """Returns RoPE of the layers of a kind, whose angles are of rows and of columns in turn."""
+    """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
     table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{kind}_attention")}
     rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
     if rotated < 4 or rotated % 4:
@@ -82,7 +82,7 @@ def _positions(config: Config, kind: str, share: float, theta: float) -> Table:
 
 
 def _distances(config: Config, kinds: list[str]) -> list[int | None]:
-    """Returns the tokens on each side that each layer attends to; None for all."""
+    """Returns the number of tokens on each side that each layer attends to; None for all tokens."""
     short = config.maybe("sliding_window")
     is_listed = config.has("per_layer_config")
     table = config.table("per_layer_config") if is_listed else {}

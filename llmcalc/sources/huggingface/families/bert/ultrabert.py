@@ -60,7 +60,7 @@ def _ultrabert(config: Config) -> Table:
 
 
 def _layers(config: Config, depth: int) -> tuple[list[str], int]:
-    """Returns the kind of each layer, and the distance of layers with a window, from either form of the config."""
+    """Returns the kind of each layer and the distance that window layers see, from either form of the config."""
     kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
         windows = config.sizes("attention_windows")

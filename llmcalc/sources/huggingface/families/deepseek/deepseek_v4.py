@@ -77,7 +77,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry, by kind of layer; two older field names replace the table's values."""
+    """Returns the tokens per compressed entry by kind of layer; two older config fields override the table's values."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
@@ -154,7 +154,7 @@ def _compressed(model_facts: Facts) -> list[str]:
 
 
 def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
-    """Returns kind of layer with compressed entries → tokens per compressed entry."""
+    """Returns the tokens per compressed entry for each kind of layer with such entries."""
     kinds = zip(_compressed(model_facts), model_facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None

@@ -55,7 +55,7 @@ def _dots3_note_text(config: Config) -> Table:
 
 
 def _ranges(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer selects tokens (`indexed`), has a window or attends to all tokens."""
+    """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
     selects = config.get("use_dsa")
     full_kind = "full" if selects is False else "indexed"
     windows = config.flag("use_sliding_window")

@@ -30,7 +30,7 @@ def _glm_moe_dsa(config: Config) -> Table:
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
+    """Returns for each layer `full` if it has an indexer, `shared` if it uses the selection of an earlier layer.
 
     The config has a list, a pattern, or an interval.
     """

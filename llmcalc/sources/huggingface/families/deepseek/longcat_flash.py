@@ -63,7 +63,7 @@ def _depth(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns the op of an identity expert that has all linear layers of a real expert except the last."""
+    """Returns the operation of identity experts, which in the class have a real expert's layers except the last."""
     return (
         Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
         if isinstance(op, IdentityExperts)

@@ -63,7 +63,7 @@ def _mistral_large4_text(config: Config) -> Table:
 
 
 def _positions(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has RoPE (`rope`) or no positions (`nope`)."""
+    """Returns for each layer `rope`, or `nope` for a layer without positions."""
     interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
         return ["rope" if (i + 1) % interval else "nope" for i in range(depth)]
@@ -74,7 +74,7 @@ def _positions(config: Config, depth: int) -> list[str]:
 
 
 def _latents(config: Config, positions: list[str]) -> list[str]:
-    """Returns whether each layer computes its latents (`computed`) or uses those of a lower layer (`shared`)."""
+    """Returns for each layer `computed`, or `shared` if it uses the latents of a lower layer."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(positions)
     sources = config.sizes("kv_source_layers")

@@ -67,7 +67,7 @@ def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
 
 
 def _share_all(stack: Table, is_wide: bool) -> None:
-    """Makes every layer read keys and values of the target. is_wide: whether networks have twice their width."""
+    """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if is_wide:

@@ -45,7 +45,7 @@ def _experts(config: Config, shared_width: int) -> Table:
 
 
 def _networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns one axis of `combined_kinds`: `dense` layers, whose table is the block, and layers of experts."""
+    """Returns the networks of `dense` layers and of layers with experts, as an axis of `combined_kinds`."""
     return names, {"dense": {}, "moe": {"feed_forward": _experts(config, shared_width)} if "moe" in names else {}}
 
 

@@ -53,7 +53,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 
 
 def _experts(config: Config, shared_expert: Table) -> Table:
-    """Returns the largest square number up to num_experts of experts, with the dense FFN as the shared expert."""
+    """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
     if top_k > keys**2:

@@ -74,7 +74,7 @@ def _inkling_text(config: Config) -> Table:
 
 
 def _widths(config: Config) -> tuple[int, int]:
-    """Returns the widths of an expert and of a dense network.
+    """Returns the FFN widths of an expert and of a dense layer.
 
     With a `dense_intermediate_size`, as in published checkpoints, `intermediate_size` is the experts'.
     """
@@ -85,7 +85,7 @@ def _widths(config: Config) -> tuple[int, int]:
 
 
 def _ranges(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has a window: as listed, by indices, or all but every sixth."""
+    """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
     local_layers = {i for i in range(depth) if (i + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.sizes("local_layer_ids"))

@@ -19,7 +19,7 @@ def _minimax(config: Config) -> Table:
 
 
 def minimax(config: Config, names: list[str], position: Table) -> Table:
-    """Returns the decoder. names: `linear` or `full` for each layer.
+    """Returns MiniMax-01's decoder. names: `linear` or `full` for each layer.
 
     position: position encoding of softmax attention.
     """

@@ -139,7 +139,7 @@ IGNORED = frozenset(
 
 
 def sharing(model_facts: Facts) -> int:
-    """Returns the number of layers that reuse the keys and values of an earlier layer."""
+    """Returns the number of layers that reuse an earlier layer's keys and values."""
     return sum(bool(mixer.kv_shared) for mixer in model_facts.mixers)
 
 

@@ -70,7 +70,7 @@ def head_sizes(config: Config, kinds: list[str], full_fields: Table) -> list[Tab
 
 
 def _layers(config: Config, kinds: list[str], wider: str) -> Table:
-    """Returns the stack's fields with its kinds of layers, and the kind of each layer.
+    """Returns the fields of the stack with its layer variants, and the name of each layer's variant.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """

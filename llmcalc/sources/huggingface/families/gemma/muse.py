@@ -110,7 +110,7 @@ def _layers(config: Config) -> list[tuple[str, Table]]:
 
 
 def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns the changed position encoding of each layer; a base of 0 in `layer_rope_theta` means none."""
+    """Returns each layer's position encoding if it is not the usual one; a base of 0 in `layer_rope_theta` means none."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]

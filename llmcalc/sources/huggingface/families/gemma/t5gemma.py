@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _side_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
-    """Returns the config of one side (encoder or decoder) and its stack. A missing side has the defaults."""
+    """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
     data = config.get(name)
     data = {} if data is None else dict(config.table(name))
     side_config = Config(data, MODULE, config.model_type, config.head, f"{config.where}{name}.")
@@ -124,13 +124,16 @@ def _t5gemma2(config: Config) -> Table:
 
 
 def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """Returns a nested config; a missing one has the defaults."""
+    """Returns a nested config; a missing one has the class's defaults."""
     data = {} if config.get(name) is None else dict(config.table(name))
     return Config(data, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
-    """Returns the stack of one side. has_merged_attention: whether its attention also covers the encoder's output."""
+    """Returns the encoder's or decoder's stack.
+
+    has_merged_attention: whether attention also covers the encoder's output.
+    """
     norm, depth, bias = (
         offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
@@ -220,7 +223,7 @@ WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder":
 
 
 def _side_config(model_facts: Facts, side: str) -> dict[str, Any]:
-    """Returns the config of one side from a spec."""
+    """Writes the config of the encoder or of the decoder from a model's description."""
     stack = present(getattr(model_facts.spec, side))
     side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")

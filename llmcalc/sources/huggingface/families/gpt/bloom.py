@@ -105,7 +105,7 @@ OF_ATTENTION = frozenset(
 
 
 def _groups_or_norms(model_facts: Facts) -> bool:
-    """Whether a Falcon has the second architecture: two parallel norms, or grouped queries."""
+    """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
     return model_facts.layers[0].parallel == "separate" or model_facts.usual("num_key_value_heads") not in (
         1,
         model_facts.named("num_attention_heads"),
@@ -123,7 +123,7 @@ def _every_head(op: Op) -> Op:
 
 
 def _grouped(spec: ModelSpec) -> bool:
-    """Whether a Falcon has the second architecture and more than a single key/value head."""
+    """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
     return (
         isinstance(mixer, Attention)

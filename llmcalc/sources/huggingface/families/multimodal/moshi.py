@@ -34,7 +34,7 @@ def _kyutai_speech_to_text(config: Config) -> Table:
 
 
 def _decoder(config: Config) -> Table:
-    """Returns a Llama with a sliding window; half of `ffn_dim` is the network's gate."""
+    """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the network's gate."""
     norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
     config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     if width % 2:

@@ -106,7 +106,7 @@ def _indexer(config: Config, norm: Table) -> Table:
 
 
 def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
-    """Returns number of a layer, from 1 on → its embeddings of n-grams."""
+    """Returns the n-gram embeddings by the number of their layer, counted from 1."""
     listed = config.get("ple_layer_ids")
     numbers = [] if listed is None else sorted({*config.sizes("ple_layer_ids")})
     longest, per_length = config.size("ngram_size"), config.size("heads_per_ngram")
@@ -145,7 +145,7 @@ def _is_prime(number: int) -> bool:
 
 @frozen(slots=True)
 class _VisibleBlocks(EntryScores):
-    """Scores of the complete blocks before each token alone."""
+    """The indexer's scores of the complete blocks before each token only."""
 
     def pairs(self, run_config: RunConfig) -> Any:
         past = run_config.past(self.rows)
@@ -153,7 +153,7 @@ class _VisibleBlocks(EntryScores):
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns the indexer's scores as the class computes them."""
+    """Returns an operation with the indexer's scores as the `transformers` class computes them."""
     if not isinstance(op, EntryScores):
         return op
     return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)

@@ -148,7 +148,7 @@ OUTSIDE = {
 
 
 def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`, whose fields may stand outside it under other names.
+    """Returns Kimi Linear's table `linear_attn_config`; its fields may also be at the top level, under other names.
 
     defaults: the defaults of further fields.
     """
@@ -203,7 +203,7 @@ def ling_3(config: Config) -> Table:
 
 
 def kda(config: Config, sizes: Config, **fields: Any) -> Table:
-    """Returns Kimi delta attention. sizes: the table with its sizes. fields: further fields of the part."""
+    """Returns Kimi delta attention. sizes: the config's table of its sizes. fields: further fields of the component."""
     return {
         "type": "kimi_delta_attention",
         "linear_num_heads": sizes.size("num_heads"),
@@ -293,7 +293,7 @@ def _olmo_hybrid(config: Config) -> Table:
 
 
 def _has_rope(config: Config) -> bool:
-    """Whether the config has a base of RoPE. The released checkpoints have none, so no positions."""
+    """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
     rope_parameters = config.data.get("rope_parameters")
     return (
         rope_parameters.get("rope_theta") if isinstance(rope_parameters, dict) else config.data.get("rope_theta")

@@ -60,7 +60,7 @@ def dense(config: Config, bias: bool = False, width: int | None = None) -> Table
 
 
 def mamba2(config: Config, channels: int, **fields: Any) -> Table:
-    """Returns a Mamba-2 mixer of `channels` channels, under the field names of Bamba and later models."""
+    """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
     heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.divided("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):

@@ -45,7 +45,7 @@ def _xlstm(config: Config) -> Table:
 
 
 def _head(config: Config, factor: str, hidden: int, heads: int) -> int:
-    """Returns the size of a head: factor · hidden_size / heads.
+    """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """

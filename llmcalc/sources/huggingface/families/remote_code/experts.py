@@ -49,7 +49,7 @@ def _bailing_moe(config: Config) -> Table:
 
 
 def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns the grouped-query attention of Ling. norm: the norm of queries and keys, if it has one."""
+    """Returns the grouped-query attention of Ling. norm: of queries and keys, if there is one."""
     return attention(
         config,
         position=ling_rope(config),
@@ -81,7 +81,7 @@ def ling_experts(config: Config) -> Table:
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: that of queries and keys, if it has one."""
+    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: of queries and keys, if there is one."""
     heads = config.size("num_attention_heads")
     return {
         "type": "lightning",
@@ -281,7 +281,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config."""
+    """Returns for each layer 1 if it has experts, else 0, from a list in the config."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")

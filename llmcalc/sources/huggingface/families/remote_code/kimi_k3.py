@@ -59,7 +59,7 @@ class _Mixers(NamedTuple):
 
 
 def _mixers(config: Config, depth: int) -> _Mixers:
-    """Returns Kimi delta attention, latent attention, and which of them each layer has."""
+    """Returns Kimi delta attention, latent attention, and the kind of attention of each layer."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
     bound: Table = {}
@@ -81,7 +81,7 @@ def _mixers(config: Config, depth: int) -> _Mixers:
 
 
 def _experts(config: Config) -> Table:
-    """Returns the experts, with a latent width of their own, and the shared experts as one of their total width."""
+    """Returns routed experts on a latent of another width, and the shared experts as one network."""
     width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")
     normed = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}

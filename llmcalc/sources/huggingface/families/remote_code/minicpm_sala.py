@@ -37,7 +37,7 @@ def _sparse(config: Config) -> Table:
 
 
 def _lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention. norm: that of queries and keys, if it has one."""
+    """Returns the lightning attention. norm: of queries and keys, if there is one."""
     heads = config.size("lightning_nh")
     config.must("lightning_nkv", heads)
     for name in ("use_output_gate", "use_output_norm"):

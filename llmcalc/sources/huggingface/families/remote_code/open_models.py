@@ -86,7 +86,7 @@ def _network(config: Config, bias: bool) -> Table:
 
 
 def _network_width(config: Config, multiplier: int) -> int:
-    """Returns the width of a network whose config states none: `multiplier` the width of the layers."""
+    """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
     if multiplier * hidden > LARGEST:
         raise config.wrong(

@@ -25,7 +25,7 @@ def _rwkv6(config: Config) -> Table:
 
 
 def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
-    """Returns a model of RWKV-5 or RWKV-6. Its field num_attention_heads is not what its class reads."""
+    """Returns a model of RWKV-5 or RWKV-6. The class does not read the config's num_attention_heads."""
     hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon")
     size = config.size("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))

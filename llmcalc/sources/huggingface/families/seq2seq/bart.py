@@ -150,7 +150,7 @@ def bart_like(
     bias: bool = True,
     **sides: Table,
 ) -> Table:
-    """Returns both stacks, with biases everywhere. Pre-norm stacks end in a norm.
+    """Returns the encoder's and the decoder's stack, with biases everywhere. Pre-norm stacks end in a norm.
 
     bias: whether the projections of attention have biases.
     sides: further fields of `encoder` or `decoder`.

@@ -45,7 +45,7 @@ def _prophetnet(config: Config) -> Table:
 
 
 def _stack(config: Config, side: str) -> Table:
-    """Returns one of both stacks: post-norm layers with biases everywhere."""
+    """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
     hidden, heads = config.size("hidden_size"), config.size(f"num_{side}_attention_heads")
     config.divided(f"num_{side}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}

@@ -63,7 +63,7 @@ def _speecht5(config: Config) -> Table:
 
 
 def _stem(config: Config, hidden: int) -> Table:
-    """Returns the convolutions from samples to positions."""
+    """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     count = len(lists["dim"])
     for name, sizes in lists.items():

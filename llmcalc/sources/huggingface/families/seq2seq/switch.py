@@ -48,7 +48,7 @@ def _switch(config: Config) -> Table:
 
 
 def _step(config: Config, side: str, depth: int) -> int:
-    """Returns the interval of layers with experts, from the config's number of such layers, which are spread evenly."""
+    """Returns the interval at which layers have experts, from the config's number of evenly spread such layers."""
     sparse_layers = config.count(f"num_sparse_{side}_layers")
     if config.has(f"{side}_sparse_step"):
         return config.count(f"{side}_sparse_step")
@@ -107,13 +107,13 @@ OF_EXPERTS = frozenset(
 
 
 def _sparse(model_facts: Facts, side: str) -> list[int]:
-    """Returns the indices of the layers of a side that have experts."""
+    """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = present(getattr(model_facts.spec, side))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _sparse_step(model_facts: Facts, side: str) -> int:
-    """Returns the interval of layers with experts."""
+    """Returns the config's interval at which layers have experts; 0 for none."""
     sparse_layers = _sparse(model_facts, side)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
