@@ -146,8 +146,8 @@ class Hardware(Record):
                 and configuration.usable_memory_bytes > configuration.memory_bytes
             ):
                 raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
-        sizes = [configuration.memory_bytes for configuration in self.configurations]
-        if sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.memory_bytes):
+        memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
+        if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for table in ("peak_flops", "float16_accumulation_flops"):
             for name in getattr(self, table):

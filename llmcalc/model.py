@@ -531,8 +531,8 @@ def _reference_class() -> type[nn.Module]:
             )
             out: dict[str, str] = {}
             for prefix, stack in stacks.items():
-                for i, kind in enumerate(stack.layer_kinds):
-                    first_index = stack.layer_kinds.index(kind)
+                for i, layer_kind in enumerate(stack.layer_kinds):
+                    first_index = stack.layer_kinds.index(layer_kind)
                     if first_index != i:
                         out[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
             return out

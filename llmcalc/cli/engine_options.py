@@ -139,8 +139,8 @@ def show_servers(
     hardware: str | None,
     quantize: str | None,
     receipt: str | None,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
     table: str | None,
 ) -> None:
     """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
@@ -152,18 +152,18 @@ def show_servers(
 
     questions = engine_questions(
         launch,
-        reading.load,
+        target_options.load,
         target=target,
         engines=engines,
         values=values,
         hardware=hardware,
         quantize=quantize,
         receipt=receipt,
-        allow_unknown=reading.allow_unknown,
+        allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
         answer = ask_servers(questions, ask)
         report = answer.report()
-    writing.show(report, table)
+    output_options.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

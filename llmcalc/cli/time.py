@@ -27,9 +27,9 @@ def command(
     ] = None,
     table: TableOption = None,
     *,
-    writing: Writing,
+    output_options: Writing,
 ) -> None:
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    writing.show(timed_run.ask(timed_run.question(), by_node=by_node, measured=measured).report(), table)
+    output_options.show(timed_run.ask(timed_run.question(), by_node=by_node, measured=measured).report(), table)

@@ -130,7 +130,7 @@ class TimedRun:
     values: the options of `TIME_OPTIONS` by name.
     target: the TARGET; None where the launch file names the model.
     include: optional parts of the model that count.
-    reading: options for reading the TARGET.
+    target_options: options for reading the TARGET.
     is_given: whether the user typed the option of a parameter.
     """
 
@@ -139,12 +139,12 @@ class TimedRun:
     values: Mapping[str, Any]
     target: str | None
     include: frozenset[str]
-    reading: Reading
+    target_options: Reading
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
         """Reads a model with the optional parts that count."""
-        return self.reading.load(target, self.include)
+        return self.target_options.load(target, self.include)
 
     def question(self) -> RunQuestion:
         """Returns the question about the timed run."""
@@ -159,10 +159,10 @@ class TimedRun:
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
             launch_file=self.values["launch"],
             is_given=self.is_given,
-            allow_unknown=self.reading.allow_unknown,
+            allow_unknown=self.target_options.allow_unknown,
             command="time",
-            set=self.reading.overrides,
-            head=self.reading.head,
+            set=self.target_options.overrides,
+            head=self.target_options.head,
             with_mtp=bool(self.include),
         )
 
@@ -182,10 +182,10 @@ class TimedRun:
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
-    reading, read_options = OPTIONS["reading"]
+    target_options, read_options = OPTIONS["target_options"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **reading}
+    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **target_options}
 
     def timed_run(chosen: dict[str, Any]) -> TimedRun:
         return TimedRun(

@@ -186,10 +186,10 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow(dict(arguments), "arguments")
     try:
-        size = len(json.dumps(arguments))
+        character_count = len(json.dumps(arguments))
     except ValueError:
         raise InputError("arguments: a number has thousands of digits; expected shorter ones") from None
-    if size > LARGEST_CONFIG:
+    if character_count > LARGEST_CONFIG:
         raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
 
 

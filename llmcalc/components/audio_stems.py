@@ -45,7 +45,7 @@ class SubsamplingStem(Stem):
     def _check_fields(self) -> Self:
         if self.conv_channels % 2:
             raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
-        if any(size % 2 == 0 for size in self.conv_kernel_sizes):
+        if any(kernel_size % 2 == 0 for kernel_size in self.conv_kernel_sizes):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
 
@@ -60,10 +60,12 @@ class SubsamplingStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         y = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
-        for i, size in enumerate(self.conv_kernel_sizes):
+        for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = recorder.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
+            gated_features = recorder.conv(
+                f"conv{i}", y, Beside((half, half)), kernel=kernel_size, bias=True, rows=rows
+            )
             values, gate = recorder.split(gated_features, half, half)
             y = recorder.mul(values, recorder.act(gate, "sigmoid"))
         return y
@@ -128,9 +130,9 @@ def _subsampling_class() -> type[nn.Module]:
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
             self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
-            for i, size in enumerate(spec.conv_kernel_sizes):
+            for i, kernel_size in enumerate(spec.conv_kernel_sizes):
                 out = hidden if i == self.count - 1 else spec.conv_channels // 2
-                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, size, stride=2, padding=size // 2))
+                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, kernel_size, stride=2, padding=kernel_size // 2))
                 width = out
 
         def forward(self, frames: Tensor) -> Tensor:

@@ -85,9 +85,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: NgramInput, hidden: int) -> None:
             super().__init__()
-            self.spec, width, size = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
+            self.spec, width, embedding_width = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
-            self.key_proj, self.value_proj = nn.Linear(size, width, bias=False), nn.Linear(size, hidden, bias=False)
+            self.key_proj, self.value_proj = (
+                nn.Linear(embedding_width, width, bias=False),
+                nn.Linear(embedding_width, hidden, bias=False),
+            )
             self.key_norm, self.query_norm, self.conv_norm = (
                 norm_reference(spec.norm, width, groups=spec.streams) for _ in range(3)
             )

@@ -60,11 +60,12 @@ class Rope(AttentionPosition):
         super().check_place(stack_position, head_dim)
         self.check(head_dim, f"{stack_position.where}.position")
 
-    def check_whole(self, size: str) -> None:
-        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size`."""
+    def check_whole(self, size_field: str) -> None:
+        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size_field`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
-                f"position: all {size} dimensions are rotated; expected no rotary_dim and no partial_rotary_factor"
+                f"position: all {size_field} dimensions are rotated; expected no rotary_dim and no "
+                "partial_rotary_factor"
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:

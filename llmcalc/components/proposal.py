@@ -140,10 +140,10 @@ def _reference_class() -> type[nn.Module]:
                 elif spec.markov == "rnn":
                     self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
             if spec.gru_size is not None and spec.gru_rank is not None:
-                size = spec.gru_size
-                self.gru_input = nn.Linear(hidden, 3 * size, bias=False)
-                self.gru_state = nn.Linear(size, 3 * size, bias=False)
-                self.gru_down = nn.Linear(hidden + size, spec.gru_rank, bias=False)
+                gru_size = spec.gru_size
+                self.gru_input = nn.Linear(hidden, 3 * gru_size, bias=False)
+                self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
+                self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
                 self.gru_up = nn.Linear(spec.gru_rank, proposed, bias=False)
             if spec.confidence:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token

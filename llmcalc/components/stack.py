@@ -403,7 +403,7 @@ class Stack(Component):
         from .target_states import TargetStates
 
         block = Block.examples()[0]
-        kinds: dict[str, AnyLayer] = {
+        layers_by_kind: dict[str, AnyLayer] = {
             "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
         }
         rms, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
@@ -481,7 +481,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=5,
                 block=block,
-                variants=kinds,
+                variants=layers_by_kind,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
             ),
@@ -593,10 +593,10 @@ def _reference_class() -> type[nn.Module]:
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
-            kinds = {BASE: spec.block, **spec.variants}
+            layers_by_kind = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
-            self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
-            self.layers = nn.ModuleList(kinds[name].reference(model_properties) for name in names)
+            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in names)
+            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in names)
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])

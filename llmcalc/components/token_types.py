@@ -48,7 +48,7 @@ class TokenTypes(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the token embeddings plus a row of each table of types. x: the token embeddings."""
-        other_tables = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
+        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for name, types in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
@@ -87,8 +87,8 @@ def _reference_class() -> type[nn.Module]:
                 self.embed_types = nn.Embedding(spec.type_vocab_size, width)
             if spec.task_type_vocab_size is not None:
                 self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
-            for i, size in enumerate(spec.other_vocab_sizes):
-                self.add_module(f"embed_other_{i}", nn.Embedding(size, width))
+            for i, vocab_size in enumerate(spec.other_vocab_sizes):
+                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, width))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

@@ -145,8 +145,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, channels, norm = spec, 1, Norm(type="layernorm")
             for i, convolution in enumerate(spec.convolutions):
-                size, stride = convolution.kernel, convolution.stride
-                self.add_module(f"conv_{i}", nn.Conv1d(channels, convolution.channels, size, stride, bias=spec.bias))
+                kernel_size, stride = convolution.kernel, convolution.stride
+                self.add_module(
+                    f"conv_{i}", nn.Conv1d(channels, convolution.channels, kernel_size, stride, bias=spec.bias)
+                )
                 channels = convolution.channels
                 if i == 0 or spec.norms == "all":
                     self.add_module(f"norm_{i}", norm.reference(Context(channels)))

@@ -142,8 +142,8 @@ class CacheSize:
             layers[group] = layers.get(group, 0) + place.times
             bits[group] = bits.get(group, 0) + place.times * place.own_cost(cost)
         return [
-            CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
-            for (kind, tokens, width), b in bits.items()
+            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(b))
+            for (cache_kind, tokens, width), b in bits.items()
         ]
 
     @property

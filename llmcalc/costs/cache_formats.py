@@ -33,9 +33,9 @@ class Vector:
     block_bytes: int = 0
     vector_bytes: int = 0
 
-    def bytes_of(self, size: int) -> int:
-        """Returns the bytes of a vector of `size` elements, rounded up to whole blocks."""
-        blocks = -(-size // self.block)
+    def bytes_of(self, element_count: int) -> int:
+        """Returns the bytes of a vector of `element_count` elements, rounded up to whole blocks."""
+        blocks = -(-element_count // self.block)
         return bits_to_bytes(blocks * self.block * self.bits) + blocks * self.block_bytes + self.vector_bytes
 
     @property
@@ -74,21 +74,24 @@ class CacheFormat:
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)
+            (heads, (self.values if i else self.keys).bytes_of(head_size))
+            for i, (heads, head_size) in enumerate(vectors)
         ]
         if self.even and len(stored_vectors) == 2:
             (heads, key), (_, value) = stored_vectors
             return 8 * heads * (key + value + (key + value) % 2)
-        return 8 * sum(heads * size for heads, size in stored_vectors)
+        return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
 def _block_format(name: str, scheme: str) -> CacheFormat:
-    size, codes, scales, minima = BLOCKS[scheme]
-    vector = Vector(8 * codes // size, size, scales + minima)
-    return CacheFormat(name, vector, vector, f"blocks of {size} elements with {scales + minima} bytes of scales each")
+    block_elements, codes, scales, minima = BLOCKS[scheme]
+    vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
+    return CacheFormat(
+        name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
+    )
 
 
 def _per_token_head(name: str, bits: int) -> CacheFormat:

@@ -48,7 +48,7 @@ class EncodedInputs:
     @property
     def names(self) -> set[str]:
         """The names of the encoders and projectors that run."""
-        return {node.name for run in self.runs for node in run.nodes}
+        return {node.name for encoder_run in self.runs for node in encoder_run.nodes}
 
     @property
     def added_tokens(self) -> int:
@@ -57,7 +57,7 @@ class EncodedInputs:
 
     def total(self, cost: Cost) -> Number:
         """Returns the value of a cost function, summed over the passes of all encoders."""
-        return sum(run.total(cost) for run in self.runs)
+        return sum(encoder_run.total(cost) for encoder_run in self.runs)
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:

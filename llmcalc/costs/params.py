@@ -89,12 +89,12 @@ class ParameterCount:
     @property
     def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each excluded optional part, by its name."""
-        sizes: dict[str, Number] = {}
+        left_out_params: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional
             if option and option not in self.include:
-                sizes[option] = sizes.get(option, 0) + place.total(total_of)
-        return sizes
+                left_out_params[option] = left_out_params.get(option, 0) + place.total(total_of)
+        return left_out_params
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:

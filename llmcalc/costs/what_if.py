@@ -34,7 +34,9 @@ GROUPS = 8
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     """Yields the changed models, without changes that have no effect on the model."""
     heads = [
-        sizes.heads for mixer, width in _mixers_and_widths(spec) if (sizes := _cached_heads(mixer, width)) is not None
+        head_sizes.heads
+        for mixer, width in _mixers_and_widths(spec)
+        if (head_sizes := _cached_heads(mixer, width)) is not None
     ]
     changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
@@ -50,16 +52,16 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
 
 
 def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
-    sizes = mixer.heads(width)
-    return mixer if sizes is None else mixer.with_kv_heads(sizes.heads, width)
+    head_sizes = mixer.heads(width)
+    return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, width)
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
-    sizes = mixer.heads(width)
-    if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
+    head_sizes = mixer.heads(width)
+    if head_sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, head_sizes.heads)):
         return None
-    return sizes
+    return head_sizes
 
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:

@@ -41,10 +41,10 @@ class IdentityExperts(Op):
 
     def _expert_params(self) -> Number:
         """Returns the parameters of one expert with weights, which a token skips by selecting an identity expert."""
-        size: Number = 0
+        parameter_count: Number = 0
         for linear in self.maps:
-            size = add(size, linear.expert_params())
-        return size
+            parameter_count = add(parameter_count, linear.expert_params())
+        return parameter_count
 
     def spared_at_most(self) -> Number:
         """Returns the largest number of parameters that a token can skip by selecting identity experts."""

@@ -79,7 +79,7 @@ def format_of(path: Path, option: str = "--output") -> str:
     return suffix
 
 
-def figure_bytes(figure: Figure, kind: str) -> bytes:
+def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """Returns the bytes of a figure in a format; equal figures give equal bytes."""
     from io import BytesIO
 
@@ -88,5 +88,5 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
     with rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=dates[kind], dpi=160)
+        figure.savefig(buffer, format=file_format, metadata=dates[file_format], dpi=160)
     return buffer.getvalue()

@@ -61,12 +61,12 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
     for rank, i in enumerate(order):
-        mean, size = heights[i] - rank * distance, 1
+        mean, label_count = heights[i] - rank * distance, 1
         while blocks and blocks[-1][0] >= mean:
             label_below, count = blocks.pop()
-            mean, size = (mean * size + label_below * count) / (size + count), size + count
-        blocks.append((mean, size))
-    means = [mean for mean, size in blocks for _ in range(size)]
+            mean, label_count = (mean * label_count + label_below * count) / (label_count + count), label_count + count
+        blocks.append((mean, label_count))
+    means = [mean for mean, label_count in blocks for _ in range(label_count)]
     highest_start = max(high - (len(order) - 1) * distance, low)
     spread = [0.0] * len(order)
     for rank, (i, mean) in enumerate(zip(order, means, strict=True)):

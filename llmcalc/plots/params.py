@@ -46,16 +46,19 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row, (_, count) in enumerate(counts):
-        component_sizes = {kind: int(size) for kind, size in count.by_component.items()}
-        named_parts = [(kind, component_sizes.get(kind, 0)) for kind in COMPONENTS]
+        component_sizes = {component: int(parameter_count) for component, parameter_count in count.by_component.items()}
+        named_parts = [(component, component_sizes.get(component, 0)) for component in COMPONENTS]
         bar_start = 0.0
-        for kind, size in (*named_parts, ("other", int(count.total) - sum(size for _, size in named_parts))):
-            share = size / int(count.total)
+        for component, parameter_count in (
+            *named_parts,
+            ("other", int(count.total) - sum(parameter_count for _, parameter_count in named_parts)),
+        ):
+            share = parameter_count / int(count.total)
             if not share:
                 continue
-            legend = None if kind in labelled_kinds else NAMES.get(kind, kind)
-            labelled_kinds.add(kind)
-            colour = COMPONENTS.get(kind, OTHER)
+            legend = None if component in labelled_kinds else NAMES.get(component, component)
+            labelled_kinds.add(component)
+            colour = COMPONENTS.get(component, OTHER)
             ax.barh(
                 row, share, left=bar_start, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend
             )

@@ -129,8 +129,8 @@ def _name_points(
 ) -> None:
     """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
-        (kernel.seconds / run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
-        for run, kernels in runs
+        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]
     points.sort(key=lambda point: -point[0])

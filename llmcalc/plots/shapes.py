@@ -174,14 +174,14 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         x_value = float(q.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
         if value and x_value:
             points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
-    for mixture, colour, kind in (
+    for mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[mixture]
         x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=kind)
+            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=density)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
     else:

@@ -81,8 +81,8 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     if preset.model.kind == "encoder":
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
-    run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
-    return run if run.resident_bytes <= hardware.capacity_bytes else None
+    timed = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
+    return timed if timed.resident_bytes <= hardware.capacity_bytes else None
 
 
 @dataclass(frozen=True)

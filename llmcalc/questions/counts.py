@@ -211,26 +211,26 @@ class FlopsQuestion:
         from ..costs.flops import flops
         from ..reports.flops import Flops
 
-        run = self._run_config(preset, self.attn_implementation, self.recompute)
+        run_config = self._run_config(preset, self.attn_implementation, self.recompute)
         inputs = _encoded_inputs(preset, self.inputs, self.batch)
         if inputs is not None:
-            grown = "context" if run.phase == "decode" else "seq"
-            run = run.with_workload(**{grown: getattr(run.workload, grown) + inputs.added_tokens})
+            grown = "context" if run_config.phase == "decode" else "seq"
+            run_config = run_config.with_workload(**{grown: getattr(run_config.workload, grown) + inputs.added_tokens})
         share = (
             None
             if self.rank is None
-            else self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
+            else self.rank.share(preset.model, lambda model: flops(model, run_config, self.include).total, "computes")
         )
         if share is None:
-            count = flops(preset.model, run, self.include, inputs)
+            count = flops(preset.model, run_config, self.include, inputs)
         else:
-            count = flops(share.model, share.run_config(run), self.include)
+            count = flops(share.model, share.run_config(run_config), self.include)
         if self.measured is not None and self.measured.is_given:
             pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
-        workload = run.workload
+        workload = run_config.workload
         draft = _draft_of_target(
-            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run
+            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
             return Flops.of_result(count, preset=preset, share=share, draft=draft)

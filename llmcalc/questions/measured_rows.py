@@ -104,17 +104,26 @@ def _measured_run(
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
     try:
-        run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
+        estimated_run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    pricer = run.pricer
+    pricer = estimated_run.pricer
     assert pricer is not None
-    device, stack = run.device, run.stack
+    device, stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
         return pricer(factors.device(device), factors.stack(stack))
 
-    group = (run.phase, id(run.spec), run.hardware.name, run.stack.name, run.devices, run.tokens, run.seq, run.context)
+    group = (
+        estimated_run.phase,
+        id(estimated_run.spec),
+        estimated_run.hardware.name,
+        estimated_run.stack.name,
+        estimated_run.devices,
+        estimated_run.tokens,
+        estimated_run.seq,
+        estimated_run.context,
+    )
     return MeasuredRun(row_name, seconds, seconds_with, group)
 
 

@@ -146,7 +146,7 @@ def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settin
 def memory_question(
     target: Any,
     read_model: Callable[[Any], Preset],
-    run: RunOptions,
+    run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
     is_given: Callable[[str], bool] = lambda name: False,
@@ -158,7 +158,7 @@ def memory_question(
 
     target: the TARGET; None if none was given.
     read_model: function that reads it.
-    run: the other options.
+    run_options: the other options.
     launch_file: the file that starts the run; default None.
     is_given: parameter → whether the user gave it.
     allow_unknown: whether unknown arguments of the file are ignored.
@@ -167,16 +167,18 @@ def memory_question(
     Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
-        run = replace(run, settings=with_implied_phase(run.settings, run.layout, is_given))
-        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run))
+        run_options = replace(
+            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_given)
+        )
+        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import with_known_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
-    date = version_date(run.layout.framework_version or "")
-    options = _options_beside_a_file(run.settings, run.layout)
-    launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
-    if is_given("phase") and run.settings.phase != "training":
+    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    date = version_date(run_options.layout.framework_version or "")
+    options = _options_beside_a_file(run_options.settings, run_options.layout)
+    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
+    if is_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for name, value in model_options.items() if launch.spec is not None else ():
         if value:
@@ -188,8 +190,8 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     launch = with_known_targets(with_published_weights(launch, preset), preset.model)
-    run = replace(run, settings=Settings(**{"phase": "training", **launch.settings}))
-    return RunQuestion(preset=preset, **vars(run), launch=launch)
+    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
+    return RunQuestion(preset=preset, **vars(run_options), launch=launch)
 
 
 def _require_target(target: Any, command: str) -> Any:
@@ -316,7 +318,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     """
     question = question if draft is None else _with_draft(question, draft)
     layout, launch = question.layout, question.launch
-    context: dict[str, Any] = {
+    answer_fields: dict[str, Any] = {
         "preset": question.preset,
         "accelerators": question.accelerators,
         "workspace": question.workspace,
@@ -329,7 +331,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
 
             check_precision(question.settings, framework_of(layout))
         on_one_device = question.on_one_device()
-        return DeviceUse.of_result(on_one_device, **context, draft=_draft_of(question, on_one_device))
+        return DeviceUse.of_result(on_one_device, **answer_fields, draft=_draft_of(question, on_one_device))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -350,10 +352,10 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica = serving_replicas(memory_on_one, hardware, layout)
             ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
-            context["chosen_for"] = hardware
+            answer_fields["chosen_for"] = hardware
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
-        answer = RanksUse.of_result(ranks, **context, launch=launch)
+        answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer
 
@@ -475,7 +477,7 @@ def ask_plan(
     from ..reports.plan import report
     from ..studies.plan import parse_sizes, plan_of
 
-    sizes = None if where is None else parse_sizes(where)
+    requested_sizes = None if where is None else parse_sizes(where)
     layout, preset = question.layout, question.preset
     assert question.hardware is not None
     if layout.devices is None:
@@ -500,5 +502,5 @@ def ask_plan(
     none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
     return ReportedAnswer(
-        layout_plan, lambda: report(preset, layout_plan, suggestions, sizes), bool(layout_plan.plan.feasible)
+        layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

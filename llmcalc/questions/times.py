@@ -114,10 +114,13 @@ def ask_time(
         raise InputError("--hardware: the time is of one accelerator; expected it once")
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
-    run = timed_run(question, options)
-    explanation = None if measured_seconds is None else (measured_seconds, explain_measured(run, measured_seconds))
+    estimated_run = timed_run(question, options)
+    explanation = (
+        None if measured_seconds is None else (measured_seconds, explain_measured(estimated_run, measured_seconds))
+    )
     return ReportedAnswer(
-        run, lambda: with_calibration(report(question.preset, run, options.by_node, explanation), calibration)
+        estimated_run,
+        lambda: with_calibration(report(question.preset, estimated_run, options.by_node, explanation), calibration),
     )
 
 
@@ -258,7 +261,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
-    phase, context = question.settings.phase, options.context or 0
+    phase, cached_tokens = question.settings.phase, options.context or 0
     for name in ("context", "server"):
         if getattr(options, name) and phase == "decode":
             expected_option = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
@@ -276,7 +279,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             None if options.nic is None else parse_nic("--nic", options.nic),
             factors=options.factors,
         )
-        return time_inference(memory, question.hardware, layout, settings, context, options.server)
+        return time_inference(memory, question.hardware, layout, settings, cached_tokens, options.server)
 
 
 def serving_layout(question: RunQuestion) -> Layout:

@@ -125,7 +125,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
-    return " × ".join(f"{size:,}" for size in shape)
+    return " × ".join(f"{length:,}" for length in shape)
 
 
 @dataclass(frozen=True, repr=False)

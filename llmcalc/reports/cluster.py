@@ -291,19 +291,26 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals[2] += message.count * message.wire_bytes
     groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
     ordered_messages = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
+    return [
+        Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
+        for (group, ranks, message_kind), totals in ordered_messages
+    ]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
     """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
     device = peak.device
 
-    def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
-        share = size / device.device_bytes
-        bar = None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, size, share, bar], 0, strong, is_sum=strong)
+    def row(name: str, byte_count: int, strong: bool = False, memory_kind: str = "") -> Row:
+        share = byte_count / device.device_bytes
+        bar = None if strong else Bar(share, palette.KINDS.get(memory_kind, palette.OTHER))
+        return Row([name, byte_count, share, bar], 0, strong, is_sum=strong)
 
-    rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
+    rows = [
+        row(KIND_NAMES[memory_kind], byte_count, memory_kind=memory_kind)
+        for memory_kind, byte_count in device.by_kind.items()
+        if byte_count
+    ]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
     rows += [row(*estimated_part) for estimated_part in estimated_parts(device)]
     return [*rows, row("total", device.device_bytes, strong=True)]
@@ -340,9 +347,19 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
     """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
-    kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
-    columns = [Column("rank", "rank"), *(Column(kind, KIND_TITLES[kind], units.GIB.write) for kind in kinds)]
-    rows = [Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in kinds)]) for rank in cluster.by_rank]
+    memory_kinds = [
+        memory_kind
+        for memory_kind in KIND_TITLES
+        if any(rank.device.by_kind.get(memory_kind, 0) for rank in cluster.by_rank)
+    ]
+    columns = [
+        Column("rank", "rank"),
+        *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
+    ]
+    rows = [
+        Row([rank.rank, *(rank.device.by_kind.get(memory_kind, 0) for memory_kind in memory_kinds)])
+        for rank in cluster.by_rank
+    ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 
@@ -374,7 +391,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:
-        band = " to ".join(units.GIB.write(size) for size in sorted(cluster.reserved_band))
+        band = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
         notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"

@@ -64,14 +64,16 @@ class Load(NamedTuple):
 
     def data(self, q: Quantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
-        run = q.decoding
-        seconds: dict[str, Any] = dict.fromkeys(("estimate", "low", "high")) if run is None else run.range.seconds()
+        timed_run = q.decoding
+        seconds: dict[str, Any] = (
+            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.seconds()
+        )
         return {
             "users": self.users,
             "tpot": seconds["estimate"],
             "tpot_low": seconds["low"],
             "tpot_high": seconds["high"],
-            "tokens_per_second": None if run is None else run.tokens_per_second,
+            "tokens_per_second": None if timed_run is None else timed_run.tokens_per_second,
         }
 
     def lines(self) -> tuple[Line, ...]:
@@ -190,13 +192,16 @@ def _activation_text(shape: StackShape) -> str:
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
     """Returns the table's rows. A row's unit is the largest in which the smallest model's value is at least 0.1."""
-    sizes = units.count_scale(10 * min(q.active for q in quantities))
+    parameter_scale = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
     cache = units.memory_scale(min(caches, default=0))
     return (
-        (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
-        ("  active per token", lambda q: sizes.write(q.active)),
+        (
+            f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
+            lambda q: parameter_scale.write(q.parameters),
+        ),
+        ("  active per token", lambda q: parameter_scale.write(q.active)),
         *_SHAPE_LINES,
         (f"{flops_scale.name}/tok at {quantities[0].seq:,}", lambda q: flops_scale.write(q.forward_flops_per_token)),
         (
@@ -326,15 +331,17 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
-    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
+    parameter_scale = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
     flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
     cache = units.memory_scale(
         _lower_quartile(q.kv_bytes_per_token for _, q in compared_models if q.kv_bytes_per_token)
     )
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
-        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
-        Column("active", "active", sizes.write),
+        Column(
+            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
+        ),
+        Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
         Column("hidden_size", "h", units.exact),
         Column("aspect_ratio", "h/L"),

@@ -319,9 +319,10 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
         Column("term", f"term, {units.GIB.name}", justify="left"),
         *(Column(f"{use.engine.name}=={use.version.version}", name) for use, name in zip(uses, names, strict=True)),
     ]
-    kinds = list(dict.fromkeys(term.name for use in uses for term in use.memory.terms))
+    term_names = list(dict.fromkeys(term.name for use in uses for term in use.memory.terms))
     rows = [
-        Row([TITLES.get(kind, kind), *(units.GIB.write(use.memory.bytes_of(kind)) for use in uses)]) for kind in kinds
+        Row([TITLES.get(kind, kind), *(units.GIB.write(use.memory.bytes_of(kind)) for use in uses)])
+        for kind in term_names
     ]
     rows += [
         Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
@@ -345,7 +346,9 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         if term.name != "budget":
             by_device[term.device] = by_device.get(term.device, 0) + term.bytes
             by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
-    fullest_device_bytes = max((size for device, size in by_device.items() if device != HOST), default=0)
+    fullest_device_bytes = max(
+        (device_bytes for device, device_bytes in by_device.items() if device != HOST), default=0
+    )
     return {
         "model": model_data(engine_use.preset),
         "hardware": engine_use.hardware.name,

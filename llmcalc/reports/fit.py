@@ -148,7 +148,7 @@ USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 def _decoding_table(runs: Sequence[TimedRun]) -> Table:
     """Returns the table of seconds per token of every user: for the run's users, and for the most users that fit."""
-    rows = [Row([run.sequences, *decoding_cells(run)]) for run in runs]
+    rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     return Table(
         f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
@@ -156,7 +156,7 @@ def _decoding_table(runs: Sequence[TimedRun]) -> Table:
 
 
 def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
-    return [{"users": run.sequences, **decoding_data(run)} for run in fit_answer.decoding]
+    return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
 
 
 def _more_devices(option: HardwareOption) -> Change:

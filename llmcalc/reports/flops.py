@@ -111,9 +111,9 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
-        for run in flop_count.inputs.runs:
-            towers = Node(TOWERS.name, children=run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers.place(run.run_config), figures)["children"]
+        for encoder_run in flop_count.inputs.runs:
+            towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
+            encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
         sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
         data |= {key: data[key] + value for key, value in sums.items()}

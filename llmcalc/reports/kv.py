@@ -64,7 +64,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
                 }
                 for alternative in what_if
             },
-            "growth": [{"seq": tokens, "bytes": size} for tokens, size in cache.growth.items()],
+            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },
         "notes": notes,
     }
@@ -149,7 +149,7 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
 
 
 def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
-    sizes = cache.growth
+    bytes_by_tokens = cache.growth
     per_token = units.memory_scale(cache.bytes_per_token)
     batch = cache.workload.batch
     columns = (
@@ -158,8 +158,8 @@ def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
         Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
     )
     rows = [
-        Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
-        for tokens, size in sizes.items()
+        Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], strong=tokens == cache.workload.seq)
+        for tokens, cache_bytes in bytes_by_tokens.items()
     ]
     return Table("", columns, rows, name="growth")
 

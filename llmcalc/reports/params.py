@@ -156,9 +156,9 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
         if rank_share is None
         else _rank_notes(preset, parameter_count, rank_share)
     )
-    for option, size in parameter_count.left_out.items():
+    for option, parameters in parameter_count.left_out.items():
         notes.append(
-            f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
+            f"not counted: {option}, {units.count(parameters)} ({units.exact(parameters)}); "
             f"{OPTIONAL_PARTS[option].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]

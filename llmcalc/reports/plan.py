@@ -38,24 +38,24 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset, layout_plan: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None
+    preset: Preset, layout_plan: LayoutPlan, instead: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
     instead: the nearest possible layouts if no layout is possible; default empty.
-    sizes: sizes of a layout whose place in the order is shown; default none.
+    requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
     plan, memory = layout_plan.plan, layout_plan.memory
     capacity = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
-    run = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    run_description = f"{run}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
+    run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
     time_ties = ties(plan.feasible)
     rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
-    place = None if sizes is None else _rank_of_layout(layout_plan, sizes)
+    place = None if requested_sizes is None else _rank_of_layout(layout_plan, requested_sizes)
     notes = without_repetitions(
         [*warnings, instead, *([] if place is None else [_place_text(place)]), *_plan_notes(layout_plan)]
     )
@@ -69,14 +69,14 @@ def report(
     return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _rank_of_layout(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _rank_of_layout(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
-    return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
+    return {"layout": dict(requested_sizes), "place": place_of(order, requested_sizes), "of": len(order)}
 
 
 def _place_text(place: dict[str, Any]) -> str:
-    layout = " ".join(f"{name}{size}" for name, size in place["layout"].items())
+    layout = " ".join(f"{name}{degree}" for name, degree in place["layout"].items())
     if place["place"] is None:
         return f"{layout}: is not among the {place['of']:,} layouts whose tensors may fit"
     return f"{layout}: place {place['place']:,} of {place['of']:,}"

@@ -92,8 +92,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
     if parameter_count.active != parameter_count.total:
         rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
-    for option, size in parameter_count.left_out.items():
-        rows.append(Row([f"not in the total: {option}", units.count(size), size]))
+    for option, parameters in parameter_count.left_out.items():
+        rows.append(Row([f"not in the total: {option}", units.count(parameters), parameters]))
     if published_figures.parameters is not None:
         rows.append(
             Row(["published weights", _published_verdict(preset, parameter_count), published_figures.parameters])

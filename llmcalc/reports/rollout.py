@@ -64,12 +64,14 @@ def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answe
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
     ]
-    sizes = [{term.name: term.bytes for term in phase.terms} for phase in phases]
+    bytes_of_phases = [{term.name: term.bytes for term in phase.terms} for phase in phases]
     rows = []
     for name, terms in ROWS.items():
-        sums = [sum(size for term, size in of_phase.items() if term in terms) for of_phase in sizes]
+        sums = [
+            sum(term_bytes for term, term_bytes in of_phase.items() if term in terms) for of_phase in bytes_of_phases
+        ]
         if any(sums):
-            rows.append(Row([name, *(size or None for size in sums)]))
+            rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
     total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
     return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer, name="rollout")
 

@@ -46,13 +46,13 @@ def title(layout: Layout, timetable: Timetable) -> str:
 def kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
     present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
-    return [kind for kind in PASSES if kind in present_kinds]
+    return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
-    passes = [f"{kind} {costs.duration(kind):g}" for kind in kinds_of(timetable)]
+    passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
@@ -101,7 +101,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
     pipeline = timetable.pipeline
     pass_kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
-    kinds_text = ", ".join(f"{kind} {PASSES[kind]}" for kind in pass_kinds)
+    kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
     yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
@@ -157,14 +157,14 @@ class Chart(NamedTuple):
     def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:
         name_width = round(self.scale * min(span.end - span.start for span in spans))
         cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
-        for (kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
+        for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
             spans, key=lambda span: span.action.chunk == chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
             if not visible_columns:
                 continue
-            pass_name = f"{kind}{micro_batch}"
+            pass_name = f"{pass_kind}{micro_batch}"
             if visible_columns.start > first_column or len(pass_name) > len(
                 visible_columns
             ):  # its name is outside the window

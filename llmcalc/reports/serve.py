@@ -76,8 +76,8 @@ def layout_text(server: Server) -> str:
 
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
-    sizes = server.sizes
-    layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
+    layout_sizes = server.sizes
+    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     group = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     copies = f"{server.replicas} × " if server.replicas > 1 else ""
     copies += group

@@ -105,12 +105,14 @@ def report(
 
 def _cost_columns(study: Study) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
-    sizes = units.count_scale(min(s.parameters for s in study.shapes))
+    parameter_scale = units.count_scale(min(s.parameters for s in study.shapes))
     flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
     cache_scale = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
     return (
         *SIZE_COLUMNS,
-        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
+        Column(
+            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
+        ),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
         Column("kv_bytes_per_token", f"KV {cache_scale.name}", cache_scale.write),

@@ -29,7 +29,7 @@ ALONE = "one device"
 
 def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    group_texts = [f"{name} {degree}" for name in names if (degree := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
@@ -65,5 +65,5 @@ def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
 
 def copies_text(copied_params: dict[str, Number]) -> str:
     """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
-    texts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied_params.items())
+    texts = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

@@ -30,14 +30,14 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
         "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total = sum(formula.seconds * formula.repeat for formula in formulas)
-    run = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
+    run_title = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
     legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
     answer = f"{duration(total)} of kernels"
     rows = [_formula_row(formula) for formula in formulas]
-    table = Table(preset.display, COLUMNS, rows, f"{run}; {headline(preset.model)}", notes, answer)
+    table = Table(preset.display, COLUMNS, rows, f"{run_title}; {headline(preset.model)}", notes, answer)
     return Report(data, [table]).of(preset.target)
 
 

@@ -176,10 +176,10 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     """Returns the device and the size of the run of llmcalc's PyTorch reference."""
     info = verdicts[0].info
     if len(verdicts) == 1:
-        size = f"{info['batch']} × {info['seq']} tokens"
+        run_size = f"{info['batch']} × {info['seq']} tokens"
     else:
-        size = f"batch {info['batch']}, enough tokens to fill every window"
-    note = f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
+        run_size = f"batch {info['batch']}, enough tokens to fill every window"
+    note = f"against llmcalc's PyTorch reference on {info['device']}, {run_size}, eager attention"
     if any(v.info["layers_run"] != v.info["layers"] for v in verdicts):
         note += "; identical layers are run once (--every-layer runs all)"
     return [note, *_memory_note(verdicts)]
@@ -242,7 +242,8 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
         f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
         "replica; loss: against one process",
         f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
-        f"block of each: {', '.join(f'{name} {units.memory(size)}' for name, size in scratch) or 'none'}",
+        "block of each: "
+        f"{', '.join(f'{name} {units.memory(scratch_bytes)}' for name, scratch_bytes in scratch) or 'none'}",
     ]
 
 

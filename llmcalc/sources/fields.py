@@ -37,8 +37,8 @@ def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member that a table describes: the member of the table's `type`, else the first."""
     for model in candidates:
-        kind = model.model_fields.get("type")
-        if kind is not None and table.get("type") in get_args(kind.annotation):
+        type_field = model.model_fields.get("type")
+        if type_field is not None and table.get("type") in get_args(type_field.annotation):
             return model
     return candidates[0] if candidates else None
 

@@ -107,14 +107,14 @@ def text_at(ref: str, path: Path) -> str | None:
         raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
     if not entry.out:
         return None
-    _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
-    if kind != "blob":
+    _mode, object_type, blob, byte_count = entry.out.partition(b"\t")[0].decode().split()
+    if object_type != "blob":
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
-    if not size.isdigit():  # BAD: of a partial clone
+    if not byte_count.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
     limit = largest_text(path)
-    if int(size) > limit:
-        raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+    if int(byte_count) > limit:
+        raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {limit:,}")
     content = _run_git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")

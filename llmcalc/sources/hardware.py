@@ -130,13 +130,15 @@ def memory_only(argument: str) -> Hardware | None:
     if match is None:
         return None
     number, unit = match.group(1), match.group(2).lower()
-    size = Fraction(number) * UNITS[unit]
-    if size.denominator != 1 or size <= 0:
+    memory_bytes = Fraction(number) * UNITS[unit]
+    if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
     name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     decimal = unit in ("mb", "gb", "tb")
     notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
-    return Hardware(name=name, title=name, memory_bytes=int(size), usable_memory_bytes=int(size), notes=notes)
+    return Hardware(
+        name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
+    )
 
 
 def _by_name(argument: str) -> Hardware:
@@ -181,17 +183,19 @@ def _by_configuration(argument: str) -> Hardware | None:
     for name in hardware_names():
         hardware = load_hardware(name)
         for spelling in (name, *hardware.aliases) if hardware.configurations else ():
-            size = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
-            if size is None or not key.startswith(normalized(spelling)):
+            gibibytes = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
+            if gibibytes is None or not key.startswith(normalized(spelling)):
                 continue
-            sizes = {configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations}
-            gib = int(size.group(1))
-            if gib not in sizes:
+            configurations = {
+                configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
+            }
+            gib = int(gibibytes.group(1))
+            if gib not in configurations:
                 raise InputError(
                     f"{argument}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
-                    f"{', '.join(f'{name}-{configuration}gb' for configuration in sizes)}"
+                    f"{', '.join(f'{name}-{configuration}gb' for configuration in configurations)}"
                 )
-            return with_configuration(hardware, sizes[gib])
+            return with_configuration(hardware, configurations[gib])
     return None
 
 

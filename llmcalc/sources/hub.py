@@ -125,11 +125,11 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
     options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
-        size = huggingface_hub.get_hf_file_metadata(
+        file_bytes = huggingface_hub.get_hf_file_metadata(
             huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
         ).size
-        if size is not None and size > limit:
-            raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
+        if file_bytes is not None and file_bytes > limit:
+            raise _LimitExceeded(f"{name} has {file_bytes:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
             options = {"tqdm_class": _limited_progress_bar(name, limit)}
     return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
@@ -259,7 +259,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
     not_cached = f"no {content} in the cache, and the hub is offline or unreachable"
-    kinds: list[tuple[tuple[Any, ...], str]] = [
+    causes: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
             "is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN",
@@ -292,7 +292,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
-        for types, reason in kinds:
+        for types, reason in causes:
             if isinstance(error, types):
                 raise InputError(f"{target}: {reason}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):

@@ -193,10 +193,12 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
     block = max(groups, key=lambda group: group[2])[1]
     with_heads = [
-        (layer, sizes, count) for _, layer, count in groups if (sizes := _head_sizes(layer, hidden_size)) is not None
+        (layer, head_sizes, count)
+        for _, layer, count in groups
+        if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
     attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
-    attention_block, sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
+    attention_block, head_sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
@@ -206,9 +208,9 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         hidden_size=hidden_size,
         feed_forward_width=network.active_width() if isinstance(network, Network) else None,
         mixture_of_experts=isinstance(network, Network) and network.mixture,
-        num_attention_heads=None if sizes is None else sizes.heads,
-        num_key_value_heads=None if sizes is None else sizes.kv_heads,
-        head_dim=None if sizes is None else sizes.head_dim,
+        num_attention_heads=None if head_sizes is None else head_sizes.heads,
+        num_key_value_heads=None if head_sizes is None else head_sizes.kv_heads,
+        head_dim=None if head_sizes is None else head_sizes.head_dim,
     )
 
 

@@ -131,10 +131,13 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     try:
         kv_dtype = None if preset.model.kind == "encoder" else dtype
         phase: Any = "prefill" if preset.model.kind == "encoder" else "inference"
-        run = memory(
+        device_run = memory(
             preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
         )
-        return {"weights": (run.states.weights, "bytes"), "memory in inference": (run.device.device_bytes, "bytes")}
+        return {
+            "weights": (device_run.states.weights, "bytes"),
+            "memory in inference": (device_run.device.device_bytes, "bytes"),
+        }
     except InputError:
         return {}
 
@@ -168,11 +171,13 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
             for key in (*(f"{prefix}.hidden_size" for prefix in ancestors), "hidden_size")
             if fields.get(key)
         )
-        sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
-        for size in (*sizes, "v_head_dim"):
-            key = f"{attention}.{size}"
+        head_fields = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
+        for field in (*head_fields, "v_head_dim"):
+            key = f"{attention}.{field}"
             if key in completed_fields and completed_fields[key] is None:
-                completed_fields[key] = sizes[size] if size in sizes else completed_fields[f"{attention}.head_dim"]
+                completed_fields[key] = (
+                    head_fields[field] if field in head_fields else completed_fields[f"{attention}.head_dim"]
+                )
     return completed_fields
 
 

@@ -86,7 +86,7 @@ def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
     users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
     runs = (decoded_token(memory, hardware, users=number) for number in users)
-    return replace(fit_answer, decoding=tuple(run for run in runs if run is not None))
+    return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
 
 
 def largest_run(

@@ -190,8 +190,8 @@ def _largest_number(
         if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
-        run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(run, record, version, best_candidate.layout), replays + 1
+        candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
+        replayed_bytes, replays = replayed(candidate_run, record, version, best_candidate.layout), replays + 1
         if replayed_bytes > capacity:
             margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting_point[0] else 0
             too_large = candidate, replayed_bytes - tensors

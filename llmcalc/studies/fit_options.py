@@ -127,33 +127,33 @@ def _option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
-    def try_(index: int, run: _Divided) -> HardwareOption | None:
+    def try_(index: int, divided_run: _Divided) -> HardwareOption | None:
         try:
-            fit = run.on(default_runtime).fit_on(hardware)
+            fit = divided_run.on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
             return None
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
-            fit = run.on(runtime).fit_on(hardware)
-        tried_options.append((index, option := HardwareOption(run.devices, run.layout, fit)))
+            fit = divided_run.on(runtime).fit_on(hardware)
+        tried_options.append((index, option := HardwareOption(divided_run.devices, divided_run.layout, fit)))
         return option
 
-    for index, run in enumerate(divided_runs):
-        if run.least > hardware.capacity_bytes:
-            too_large.append((run.least, index, run))
-        elif (least := run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least, index, run))
-        elif (option := try_(index, run)) is not None and option.fit.verdict == "fits":
+    for index, divided_run in enumerate(divided_runs):
+        if divided_run.least > hardware.capacity_bytes:
+            too_large.append((divided_run.least, index, divided_run))
+        elif (least := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
+            too_large.append((least, index, divided_run))
+        elif (option := try_(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
-        least, index, run = entry = min(too_large, key=lambda entry: entry[:2])
+        least, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
         if tried_options and least > min(option.fit.needed for _, option in tried_options):
             break
         too_large.remove(entry)
-        counted = run.least_bytes(default_runtime)
+        counted = divided_run.least_bytes(default_runtime)
         if counted > least:
-            too_large.append((counted, index, run))  # others may need less
+            too_large.append((counted, index, divided_run))  # others may need less
         else:
-            try_(index, run)
+            try_(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
@@ -193,7 +193,7 @@ def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[
     it, its memory raises `InputError`, at once from the second time on.
     """
     try:
-        run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
+        divided_run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
     except InputError:
         return
     refusals: list[InputError] = []
@@ -202,9 +202,9 @@ def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[
         if refusals:
             raise refusals[0]
         try:
-            return run.on(runtime)
+            return divided_run.on(runtime)
         except InputError as error:
             refusals.append(error)
             raise
 
-    yield run._replace(on=on)
+    yield divided_run._replace(on=on)

@@ -388,15 +388,15 @@ class _Candidates:
         last_candidate: Candidate | None = None
         skips_value = False
         for recompute in values:
-            run = layout, micro_batches, recompute
-            if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*run):
+            layout_run = layout, micro_batches, recompute
+            if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*layout_run):
                 skips_value = True
                 continue
             try:
-                bytes = self.needed(*run)
+                bytes = self.needed(*layout_run)
                 may_fit = self.errors.least(bytes) <= self.capacity
-                sent_bytes = self.sent(*run) if may_fit else None
-                step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
+                sent_bytes = self.sent(*layout_run) if may_fit else None
+                step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
                     return self.of(layout, micro_batches, values)
@@ -405,9 +405,9 @@ class _Candidates:
                 continue
             self._measured.add(_kernels(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
-            sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
+            candidate_bytes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute
+                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.most(bytes), recompute=recompute
             )
             if may_fit:
                 return last_candidate
@@ -464,7 +464,7 @@ def plan(
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
     tried = candidates.all_of(layouts.possible)
-    too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
+    too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
     for candidate in tried:
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
@@ -521,13 +521,13 @@ def _with_too_large(
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
     all_refused = list(refused_candidates)
-    for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
+    for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
             all_refused.append(candidate)
-    place = {run: number for number, run in enumerate(layouts.possible)}
+    place = {layout_run: number for number, layout_run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
         number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
@@ -590,22 +590,22 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 
 def parse_sizes(text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
-    sizes: dict[str, int] = {}
+    layout_sizes: dict[str, int] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
         name = name.strip().lower()
-        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in sizes:
+        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
             raise InputError(
                 f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
             )
-        sizes[name] = int(value)
-    return sizes
+        layout_sizes[name] = int(value)
+    return layout_sizes
 
 
-def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
+def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
     for place, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
+        if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
             return place
     return None
 

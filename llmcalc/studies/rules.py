@@ -82,10 +82,10 @@ def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    sizes, active_width = mixer.heads(width), network.active_width()
-    if mixer.kind != "attention" or sizes is None or active_width is None:
+    head_sizes, active_width = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
-    return sizes.heads, sizes.head_dim, active_width
+    return head_sizes.heads, head_sizes.head_dim, active_width
 
 
 def sizes(spec: ModelSpec) -> Sizes:
@@ -106,9 +106,9 @@ def sizes(spec: ModelSpec) -> Sizes:
     return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(n: int, keys: int, context: int) -> int:
+def kaplan_table_1(n: int, keys: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
-    return 2 * n + 2 * context * keys
+    return 2 * n + 2 * context_tokens * keys
 
 
 def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
@@ -186,18 +186,18 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(d: Sizes, parameter_count: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
+def _forward_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
     """Yields the rules for a forward pass.
 
-    context: cached and new tokens per sequence; every formula per sequence has it as a factor.
+    context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(parameter_count), d.keys, context)
+    kaplan = kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
-    chinchilla = exact_div(chinchilla_appendix_f(d, context), context)
+    chinchilla = exact_div(chinchilla_appendix_f(d, context_tokens), context_tokens)
     yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(parameter_count.active, d.keys, context), 3)
+    palm = exact_div(palm_appendix_b(parameter_count.active, d.keys, context_tokens), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
-    forward_flops = exact_div(megatron(d, 1, context, recompute=False), 3 * context)
+    forward_flops = exact_div(megatron(d, 1, context_tokens, recompute=False), 3 * context_tokens)
     yield (
         "megatron",
         "Megatron",
@@ -208,8 +208,8 @@ def _forward_rules(d: Sizes, parameter_count: ParameterCount, context: int, toke
     )
 
 
-def _training_rules(d: Sizes, parameter_count: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), d.keys, context)
+def _training_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
     yield (
         "kaplan_table_1",
         "Kaplan Table 1",
@@ -218,7 +218,7 @@ def _training_rules(d: Sizes, parameter_count: ParameterCount, context: int, tok
         tokens * kaplan,
         f"{HALF}; 3 × its forward",
     )
-    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context), context)
+    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context_tokens), context_tokens)
     yield (
         "chinchilla_f",
         "Chinchilla app. F",
@@ -232,10 +232,10 @@ def _training_rules(d: Sizes, parameter_count: ParameterCount, context: int, tok
         "PaLM app. B",
         "6N + 12LHQT",
         PALM,
-        tokens * palm_appendix_b(parameter_count.active, d.keys, context),
+        tokens * palm_appendix_b(parameter_count.active, d.keys, context_tokens),
         EVERY,
     )
-    without_recompute = exact_div(megatron(d, 1, context, recompute=False), context)
+    without_recompute = exact_div(megatron(d, 1, context_tokens, recompute=False), context_tokens)
     yield (
         "megatron",
         "Megatron",
@@ -244,7 +244,7 @@ def _training_rules(d: Sizes, parameter_count: ParameterCount, context: int, tok
         tokens * without_recompute,
         f"{MHA}; nothing recomputed",
     )
-    with_recompute = exact_div(megatron(d, 1, context, recompute=True), context)
+    with_recompute = exact_div(megatron(d, 1, context_tokens, recompute=True), context_tokens)
     yield (
         RECOMPUTES,
         "Megatron, recompute",

@@ -205,7 +205,7 @@ class TimedRun:
             entry["wait"] += run_count * line.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = [_node_of_bounds(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
+        nodes = [_node_of_bounds(path, component, by_bound) for (path, component), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -233,10 +233,10 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node_of_bounds(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
+def _node_of_bounds(path: str, component: str, by_bound: dict[Bound, float]) -> Node:
     seconds = sum(by_bound.values())
     bound = max(BOUNDS, key=by_bound.__getitem__)
-    return Node(path, kind, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
+    return Node(path, component, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
 
 
 @dataclass(frozen=True)
@@ -484,11 +484,11 @@ def time_inference(
             return decode(spec, device, stack, batch, seq, replica, formats)
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
-    sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
+    pass_tokens = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
     timed_run = _timed_inference(
-        memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
+        memory, hardware, device, stack, time_phase, layout, pass_tokens, formats, answer_on(device, stack)
     )
     return replace(timed_run, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
@@ -500,7 +500,7 @@ def _timed_inference(
     stack: Stack,
     phase: TimePhase,
     layout: Layout,
-    sizes: tuple[int, int, int],
+    pass_tokens: tuple[int, int, int],
     formats: Formats,
     answer: InferencePass,
 ) -> TimedRun:
@@ -511,7 +511,7 @@ def _timed_inference(
     )
     part_seconds = {name: float(seconds) for name, seconds in answer.parts.items()}
     by_kernels = sum(run_count * line.seconds for run_count, line in lines)
-    sequences, seq, context = sizes
+    sequences, seq, cached_tokens = pass_tokens
     return TimedRun(
         memory.spec,
         phase,
@@ -521,7 +521,7 @@ def _timed_inference(
         layout,
         sequences,
         seq,
-        context,
+        cached_tokens,
         formats,
         None,
         expected_range(float(answer.seconds), phase, device, stack, memory.spec),

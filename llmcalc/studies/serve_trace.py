@@ -115,8 +115,8 @@ def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) 
     seconds = max(request.end for request in likely_run)
     in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
     return TraceTimes(
-        _percentiles_of_runs([[request.ttft for request in run] for run in runs]),
-        _percentiles_of_runs([_tpots_of_requests(run) for run in runs]),
+        _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in runs]),
+        _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in runs]),
         seconds,
         trace.output_tokens / seconds,
         in_server / seconds,
@@ -142,13 +142,15 @@ def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float
     )
 
 
-def _tpots_of_requests(run: Sequence[ServedRequest]) -> list[float]:
-    return [request.tpot for request in run if request.tpot is not None]
+def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
+    return [request.tpot for request in served_requests if request.tpot is not None]
 
 
 def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
     """Returns each latency percentile of the likely, the fast and the slow simulation; 0 without such a latency."""
-    return {percent: Amount(*(_percentile(run, percent) for run in runs)) for percent in PERCENTILES}
+    return {
+        percent: Amount(*(_percentile(served_requests, percent) for served_requests in runs)) for percent in PERCENTILES
+    }
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float:
@@ -181,10 +183,13 @@ def sized_for_trace(
     return sized_server, trace_times(sized_server, trace, steps), reason
 
 
-def _broken_reason(run: Sequence[ServedRequest], limits: Limits) -> str:
+def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:
     """Returns why the requests' latencies exceed the limits; empty if they do not."""
-    ttfts = [request.ttft for request in run]
-    for name, limit, seconds in (("tpot", limits.tpot, _tpots_of_requests(run)), ("ttft", limits.ttft, ttfts)):
+    ttfts = [request.ttft for request in served_requests]
+    for name, limit, seconds in (
+        ("tpot", limits.tpot, _tpots_of_requests(served_requests)),
+        ("ttft", limits.ttft, ttfts),
+    ):
         if limit is not None and _percentile(seconds, LIMIT_PERCENTILE) > limit:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -103,15 +103,16 @@ class SizesRequest:
     @property
     def states_layout(self) -> bool:
         """Whether the request states a replica's layout; if it does, sizes that it leaves out are 1."""
-        return any(size is not None for size in (self.tp, self.pp, self.dp, self.ep))
+        return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
         """Yields a replica's possible layouts, the fewest devices first. experts: per layer; 0 for a dense model."""
-        for sizes in sorted(
-            self._sizes_to_try(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)
+        for layout_sizes in sorted(
+            self._sizes_to_try(experts),
+            key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
         ):
-            if self.devices is None or self.devices % sizes.devices == 0:
-                yield sizes
+            if self.devices is None or self.devices % layout_sizes.devices == 0:
+                yield layout_sizes
 
     def _sizes_to_try(self, experts: int) -> Iterator[LayoutSizes]:
         if self.states_layout:
@@ -132,11 +133,11 @@ class SizesRequest:
                 if tp * dp <= most_devices and experts % (tp * dp) == 0:
                     yield LayoutSizes(tp, pp, dp, tp * dp)
 
-    def replicas(self, sizes: LayoutSizes) -> int | None:
+    def replicas(self, layout_sizes: LayoutSizes) -> int | None:
         """Returns the number of replicas; None if it follows from the load."""
         if self.devices is not None:
-            return self.devices // sizes.devices
-        return self.dp if self.dp is not None and sizes.dp == 1 else None
+            return self.devices // layout_sizes.devices
+        return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
 @dataclass(frozen=True)
@@ -365,12 +366,12 @@ class ServeStudy:
         """Yields a replica of every layout that fits; counts the reasons why others do not fit."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        for sizes in self.sizes.candidates(experts):
-            if sizes.pp > layers:
+        for layout_sizes in self.sizes.candidates(experts):
+            if layout_sizes.pp > layers:
                 why_not["more pipeline stages than layers"] += 1
                 continue
-            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
-            if self.speculation is not None and self.speculation.draft is not None and sizes.pp > 1:
+            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
                 why_not["a draft model beside stages is not modelled"] += 1
                 continue
             if flags is None:
@@ -378,7 +379,7 @@ class ServeStudy:
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    server = self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    server = self._replica_server(layout_sizes, layout_sizes.layout(layers), flags, quantize, kv_dtype)
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
@@ -386,7 +387,12 @@ class ServeStudy:
                     why_not[str(reason)] += 1
 
     def _replica_server(
-        self, sizes: LayoutSizes, layout: Layout, flags: dict[str, object], quantize: str | None, kv_dtype: str | None
+        self,
+        layout_sizes: LayoutSizes,
+        layout: Layout,
+        flags: dict[str, object],
+        quantize: str | None,
+        kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
@@ -423,8 +429,8 @@ class ServeStudy:
                 raise
             raise ImpossibleLayout(str(error)) from None
         at_once = int(memory.settings.get(engine.step_sequences) or capacity)
-        most_requests = max(1, min(capacity, at_once)) * sizes.dp
-        return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
+        most_requests = max(1, min(capacity, at_once)) * layout_sizes.dp
+        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, of which some compute prompts and the others decode.

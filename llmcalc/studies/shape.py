@@ -87,7 +87,7 @@ class Family:
 
     def _own_heads(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
-        return [sizes for mixer in mixers if (sizes := mixer.heads(self.spec.hidden_size)) is not None]
+        return [head_sizes for mixer in mixers if (head_sizes := mixer.heads(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:
@@ -97,7 +97,12 @@ class Family:
     @property
     def step(self) -> int:
         """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
-        shares = [share for sizes in self._own_heads() for share in self._head_shares(sizes)[:2] if share is not None]
+        shares = [
+            share
+            for head_sizes in self._own_heads()
+            for share in self._head_shares(head_sizes)[:2]
+            if share is not None
+        ]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
             step *= 2
@@ -117,7 +122,7 @@ class Family:
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
+        dims = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
         can_halve = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
@@ -352,23 +357,23 @@ def study(
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
-    sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    shape_sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
-        sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
-    if not sizes:
+        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
+    if not shape_sizes:
         raise InputError(_nothing_found(members, budget, percent))
-    spread_sizes = spread(sizes, rows, target_size)
+    spread_sizes = spread(shape_sizes, rows, target_size)
     shapes = tuple(
-        _shape_of_size(members, size, budget, size == target_size, seq, dtype)
-        for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
+        _shape_of_size(members, shape_size, budget, shape_size == target_size, seq, dtype)
+        for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
     return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
-def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        cost = budget.cost_of(members.at(*size))
+        cost = budget.cost_of(members.at(*shape_size))
     except ArithmeticError:
         return False
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
@@ -480,12 +485,12 @@ def search(
             costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
-    sizes, exact_tolerance = [], Fraction(tolerance)
+    shape_sizes, exact_tolerance = [], Fraction(tolerance)
     for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(members, h))
         if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
-            sizes.append((h, depth))
-    return sizes, len(costs)
+            shape_sizes.append((h, depth))
+    return shape_sizes, len(costs)
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
@@ -498,9 +503,9 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
-def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+def spread(shape_sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
-    sorted_sizes = sorted(sizes, key=lambda size: size[0] / size[1])
+    sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes
     logs = [math.log(h / layers) for h, layers in sorted_sizes]
@@ -514,8 +519,10 @@ def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None
     return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
-def _shape_of_size(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
-    h, layers = size
+def _shape_of_size(
+    members: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
+) -> Shape:
+    h, layers = shape_size
     spec = members.at(h, layers)
     count = params(spec)
     cost = budget.cost_of(spec)

@@ -84,9 +84,9 @@ def time_formulas(
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
-    tokens, context = (1, seq) if phase == "decode" else (seq, 0)
+    tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
     software = find_stack(stack, "training" if phase == "training" else "inference")
-    rank_pass = RankPass(batch, tokens, context, phase, fused=software.fused, reduces_late=software.reduces_late)
+    rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
     time_estimator = Pricing(device_of(hardware), software, Formats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]

@@ -277,8 +277,8 @@ class Formulas:
             return [Term(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
-            run = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, per_token), run)]
+            run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
+            return [Term(_scaled_cost(forward_of, per_token), run_config)]
         empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
 

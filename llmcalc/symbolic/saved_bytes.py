@@ -69,8 +69,8 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes: Number = size
+    def __init__(self, byte_count: Number, kind: str, creator: Location) -> None:
+        self.bytes: Number = byte_count
         self.kind: str = kind
         self.creator: Location = creator
         self.keepers: list[Location] = []
@@ -100,8 +100,8 @@ class Storages:
         self.stream: int = 0
         self.alive: dict[int, Block] = {}
 
-    def allocate(self, size: Number) -> Block:
-        block = Block(size, self.kind, self.place)
+    def allocate(self, byte_count: Number) -> Block:
+        block = Block(byte_count, self.kind, self.place)
         self.alive[id(block)] = block
         return block
 

@@ -161,13 +161,13 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
         return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
 
     layout = rank.layout
-    sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
+    layout_sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
     if layout.expert_tp == layout.tp:
-        del sizes["etp"]
+        del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1
+        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in layout_sizes.items() if n > 1
     }
-    if "etp" not in sizes:
+    if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     symbolic_rank = _with_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)

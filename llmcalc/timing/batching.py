@@ -149,15 +149,18 @@ class Replica:
         """Returns the time of a decoding step of every sequence, without any prompt."""
         return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
 
-    def step(self, batch: float, context: float) -> InferencePass:
-        """Returns the time of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
+    def step(self, batch: float, cached_tokens: float) -> InferencePass:
+        """Returns the time of a batch's decoding step, with the draft's passes.
+
+        cached_tokens: cached tokens per sequence.
+        """
         drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
-        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, context, "decode")
+        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
         target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
         seconds = self.speculation.draft_seconds(
-            self.spec, self.device, self.stack, batch, context, self.layout, self.formats
+            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
         )
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
@@ -177,11 +180,11 @@ class Replica:
         chunk: tokens of each prompt in one pass; None for all.
         """
         layout, formats = self.layout, self.formats
-        run = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
+        timed_pass = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
         if self.speculation is None:
-            return run
+            return timed_pass
         seconds = self.speculation.prompt_seconds(self.device, self.stack, number, tokens, layout)
-        return InferencePass(run.seconds + seconds, {**run.parts, "draft": seconds}, run.priced)
+        return InferencePass(timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.priced)
 
     @cached_property
     def prompt_seconds(self) -> float:

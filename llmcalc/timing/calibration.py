@@ -84,8 +84,10 @@ class Linear:
     """The estimates of several runs, linearized in the four factors near one value of each factor."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
-        self.measured: list[float] = [run.seconds for run in runs]
-        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, base_factors)) for run in runs]
+        self.measured: list[float] = [measured_run.seconds for measured_run in runs]
+        self.parts: list[tuple[float, ...]] = [
+            tuple(_parts(measured_run.pricer, base_factors)) for measured_run in runs
+        ]
 
     def without(self, left_out: Container[int]) -> Linear:
         """Returns the linearized estimates without the runs of these indices."""
@@ -192,10 +194,12 @@ class Errors:
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
-        errors = sorted(abs(estimate / run.seconds - 1) for run, estimate in zip(runs, estimates, strict=True))
+        errors = sorted(
+            abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
+        )
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        for run, estimate in zip(runs, estimates, strict=True):
-            groups.setdefault(run.group, []).append((estimate, run.seconds))
+        for measured_run, estimate in zip(runs, estimates, strict=True):
+            groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
         choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
@@ -259,19 +263,20 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
     stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     fitted_factors = minimize(linear, stiffness)
-    estimates_before = [run.pricer(UNCHANGED) for run in runs]
-    estimates_after = [run.pricer(fitted_factors) for run in runs]
-    left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
+    estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
+    estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
+    left_out = [measured_run.seconds * math.exp(value) for measured_run, value in zip(runs, logarithms, strict=True)]
     errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
     absolute_errors = [
-        abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, estimates_before, strict=True)
+        abs(math.log(estimate / measured_run.seconds))
+        for measured_run, estimate in zip(runs, estimates_before, strict=True)
     ]
     improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
     gain = mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12)
     refusal = _refusal(*errors, gain, improved_share)
     if not refusal and (gain > SURE_GAIN or improved_share < SURE_SHARE):
         fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
-        estimates_after = [run.pricer(fitted_factors) for run in runs]
+        estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
         left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
         errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
     return Calibration(len(runs), *errors, fitted_factors, refusal)

@@ -102,13 +102,13 @@ class Device:
 
         sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
-        whole_sizes = [size for size in sizes if isinstance(size, int)]
+        whole_sizes = [length for length in sizes if isinstance(length, int)]
         odd_share, even_share = self.generation.unaligned
         return (
             odd_share
-            if any(size % 2 for size in whole_sizes)
+            if any(length % 2 for length in whole_sizes)
             else even_share
-            if any(size % 8 for size in whole_sizes)
+            if any(length % 8 for length in whole_sizes)
             else 1.0
         )
 
@@ -138,7 +138,7 @@ class Device:
 
     def message_seconds(
         self,
-        kind: str,
+        collective: str,
         ranks: Number,
         bytes: Number,
         stride: Number = 1,
@@ -158,11 +158,11 @@ class Device:
         domains = maximum(1, ranks / inside)
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
-        if kind == "all_to_all":
+        if collective == "all_to_all":
             near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
-        elif kind == "send":
+        elif collective == "send":
             near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
-        elif kind == "all_reduce":
+        elif collective == "all_reduce":
             near_time = 2 * (inside - 1) / inside * bytes / near_rate
             far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:

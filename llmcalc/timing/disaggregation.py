@@ -52,8 +52,8 @@ class Disaggregated:
         if replicas is not None:
             groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
-            sizes = range(1, MOST_DECODING + 1)
-            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in sizes]
+            replica_counts = range(1, MOST_DECODING + 1)
+            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts]
             groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
         enough = 0.9 if replicas is None else 1.0

@@ -248,19 +248,21 @@ def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kern
 
 @cache
 def rank_layers(
-    kinds: tuple[LayerKind, ...], pp: int, vpp: int, sizes: tuple[int, ...] | None
+    kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the number of layers of each kind on each pipeline rank.
 
-    sizes: layers per stage; None for even stages.
+    layers_of_stages: layers per stage; None for even stages.
     """
-    counts = tuple(len(kind.indices) for kind in kinds)
+    counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
     if pp == 1:
         return (counts,)
-    stage_sizes = sizes or even_stage_sizes(sum(counts), pp * vpp)
-    stages = [range(end - size, end) for size, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)]
+    stage_sizes = layers_of_stages or even_stage_sizes(sum(counts), pp * vpp)
+    stages = [
+        range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
+    ]
     return tuple(
-        tuple(sum(i in stage for stage in stages[rank::pp] for i in kind.indices) for kind in kinds)
+        tuple(sum(i in stage for stage in stages[rank::pp] for i in layer_kind.indices) for layer_kind in kinds)
         for rank in range(pp)
     )
 
@@ -283,10 +285,10 @@ class PipelineRanks(NamedTuple):
 
 
 def pipeline_ranks(
-    costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, sizes: tuple[int, ...] | None = None
+    costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
     """Sums the layers of each rank of a pipeline."""
-    layers = rank_layers(costs.kinds, pp, vpp, sizes)
+    layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
         seconds_of_both + recompute * forward
         for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
@@ -383,8 +385,8 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     updated_params: Number = 0.0
     trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
     for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
-        sizes = parameters, group_trained, ranks.layers
-        messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
+        message_sizes = parameters, group_trained, ranks.layers
+        messages, shards = _group_messages(plan, device, stack, group_ranks, *message_sizes)
         gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
         updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest

@@ -73,20 +73,35 @@ class StepSeconds:
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
         usual_prompt = max(1, mean_input)
-        batches, contexts = _powers(sequences), sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
-        passes = [[replica.step(size, context) for context in contexts] for size in batches]
+        batches, cached_token_counts = (
+            _powers(sequences),
+            sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)}),
+        )
+        passes = [
+            [replica.step(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in batches
+        ]
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
         tokens = _powers(most_tokens)
 
-        def prompt(size: int, earlier_tokens: int) -> float:
-            number = max(1.0, size / mean_input)
-            length = max(1, round(size / number))
+        def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
+            number = max(1.0, prompt_tokens / mean_input)
+            length = max(1, round(prompt_tokens / number))
             return float(replica.prompt_pass(number, length, earlier_tokens).seconds)
 
         return cls(
-            _between(batches, contexts, [[float(run.seconds) for run in runs] for runs in passes]),
-            _between(batches, contexts, [[seconds_beside_prompts(run) for run in runs] for runs in passes]),
-            _between(tokens, contexts, [[prompt(size, context) for context in contexts] for size in tokens]),
+            _between(
+                batches, cached_token_counts, [[float(timed_pass.seconds) for timed_pass in runs] for runs in passes]
+            ),
+            _between(
+                batches,
+                cached_token_counts,
+                [[seconds_beside_prompts(timed_pass) for timed_pass in runs] for runs in passes],
+            ),
+            _between(
+                tokens,
+                cached_token_counts,
+                [[prompt(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in tokens],
+            ),
             replica.stack.first_token,
             replica.tokens_per_step,
         )
@@ -96,12 +111,12 @@ def _powers(maximum: int) -> list[int]:
     return [*(2**i for i in range(max(1, maximum).bit_length()) if 2**i < maximum), max(1, maximum)]
 
 
-def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
+def _between(table_values: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
     """Returns seconds interpolated between the batch sizes and context lengths of a table."""
 
-    def seconds(size: float, context: float) -> float:
-        row, row_fraction = _place(sizes, size)
-        column, column_fraction = _place(contexts, context)
+    def seconds(batch_size: float, cached_tokens: float) -> float:
+        row, row_fraction = _place(table_values, batch_size)
+        column, column_fraction = _place(contexts, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
         ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
         return ends[0] + (ends[1] - ends[0]) * row_fraction
@@ -221,7 +236,7 @@ class Batch:
         time_now: float,
         most_steps: int,
         number: int,
-        context: float,
+        cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of steps until the next sequence ends, or until the next request arrives and can start."""
@@ -230,7 +245,7 @@ class Batch:
         request = requests[next_request]
         if number >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
             return most_steps
-        step = self.scale * self.steps.token(number, context)
+        step = self.scale * self.steps.token(number, cached_tokens)
         return max(1, min(most_steps, int((request.arrival - time_now) / step) + 1))
 
 

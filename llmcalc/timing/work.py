@@ -359,8 +359,8 @@ class WorkRecorder(Placements):
     def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
         self._flush()
         indices = about.get("indices")
-        kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
-        self.work.layer_kinds.append(kind)
+        layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
         self._flush()
@@ -403,7 +403,7 @@ class WorkRecorder(Placements):
 
     def _add_message(
         self,
-        kind: CollectiveKind,
+        collective: CollectiveKind,
         value: Value,
         group: Group = "tp",
         backward: bool = False,
@@ -411,7 +411,7 @@ class WorkRecorder(Placements):
         messages: int = 1,
     ) -> None:
         count = len(self.messages)
-        super()._add_message(kind, value, group, backward, elements, messages)
+        super()._add_message(collective, value, group, backward, elements, messages)
         if len(self.messages) == count:
             return
         self._flush()
@@ -454,8 +454,8 @@ class WorkRecorder(Placements):
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
-    def _add_kernel(self, kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kind, self.layer, self._times(), verb, **sizes)
+    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._times(), verb, **sizes)
         self.work.kernels.append(kernel)
         return kernel
 

@@ -82,7 +82,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 def _without_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which the tensors of some classes have."""
-    return tuple(size for size in shape if size != 1) or (1,)
+    return tuple(length for length in shape if length != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
@@ -256,8 +256,8 @@ def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expe
                 expected_tensor
             )  # vectors are only compared by size
     for members in by_parent.values():
-        for size in (2, 3, 4):
-            yield from combinations(members[:8], size)
+        for group_size in (2, 3, 4):
+            yield from combinations(members[:8], group_size)
 
 
 def _word(name: str) -> str:

@@ -62,7 +62,7 @@ class Check:
             return False
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
-    def explanation(self, sizes: Sizes = ()) -> str:
+    def explanation(self, model_sizes: Sizes = ()) -> str:
         """Describes a difference, with the model size that equals it if there is one."""
         if self.measured is None:
             return "the witness has no such module"
@@ -73,12 +73,12 @@ class Check:
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
-        matching_size = explain_difference(difference, sizes) if self.quantity in COUNTED else ""
+        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
         tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
-        size = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{known_difference}{size}{relative_text}{tolerance}"
+        size_text = f" {matching_size}{bias}" if matching_size else ""
+        return f"{units.difference(difference)}{known_difference}{size_text}{relative_text}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {

@@ -33,9 +33,9 @@ COMMON_DEVIATIONS = (
 """The deviations of every class."""
 
 
-def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
+def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
-    steps = [deviation.follow for deviation in _deviations(kind, quantity, spec)]
+    steps = [deviation.follow for deviation in _deviations(model_type, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:
         op = op_use.op
@@ -47,7 +47,7 @@ def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost
 
 
 def total(
-    kind: str,
+    model_type: str,
     quantity: str,
     cost: Cost,
     spec: ModelSpec,
@@ -55,21 +55,23 @@ def total(
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, including their deviations."""
-    count = spec.tree().total(cost_in_class(kind, quantity, cost, spec), run_config, include=include)
-    return count + sum(deviation.more(spec) for deviation in _deviations(kind, quantity, spec))
+    count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    return count + sum(deviation.more(spec) for deviation in _deviations(model_type, quantity, spec))
 
 
-def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
+def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function from a node's path to the amount by which the classes exceed the count of its subtree."""
-    additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
+    additions = {
+        deviation.at: deviation.more(spec) for deviation in _deviations(model_type, quantity, spec) if deviation.at
+    }
     return lambda path: sum(
-        size
-        for deviating_path, size in additions.items()
+        addition
+        for deviating_path, addition in additions.items()
         if deviating_path == path or deviating_path.startswith(f"{path}.")
     )
 
 
-def _deviations(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
-    family = family_of_class(kind)
+def _deviations(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
+    family = family_of_class(model_type)
     candidates = COMMON_DEVIATIONS if family is None else (*COMMON_DEVIATIONS, *family.deviations)
     return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.when(spec)]

@@ -39,11 +39,11 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
                 yield from _sizes(field_value)
 
 
-def explain_difference(difference: int, sizes: Sizes) -> str:
+def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute = abs(difference)
-    equal_names = [name for name, value in sizes if value == absolute]
-    large_sizes = [(name, value) for name, value in sizes if value >= LEAST]
+    equal_names = [name for name, value in model_sizes if value == absolute]
+    large_sizes = [(name, value) for name, value in model_sizes if value >= LEAST]
     multiples = [
         f"{k} × {name}" for name, value in large_sizes for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute
     ]

@@ -137,7 +137,7 @@ class Measured:
 
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if the device is too small."""
-    run = configured_run(spec, settings)
+    training_run = configured_run(spec, settings)
     measured_run = Measured()
     statistics.begin()
     measured_run.before_bytes = statistics.read().allocated
@@ -146,22 +146,22 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
         measured_run.take(phase, statistics.read())
         statistics.restart()
 
-    if isinstance(run, Training):
-        loop = TrainingLoop(spec, run, statistics.device)
+    if isinstance(training_run, Training):
+        loop = TrainingLoop(spec, training_run, statistics.device)
         statistics.begin()
         record_phase("set-up")
         for _ in range(STEPS):
             loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
-    shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
-    passes = Passes(spec, run, statistics.device)
+    shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
+    passes = Passes(spec, training_run, statistics.device)
     statistics.begin()
-    if run.phase == "decode":
+    if training_run.phase == "decode":
         passes.cache_of(shapes)
     record_phase("set-up")
-    (passes.decode if run.phase == "decode" else passes.prefill)()
-    record_phase(run.phase)
+    (passes.decode if training_run.phase == "decode" else passes.prefill)()
+    record_phase(training_run.phase)
     measured_run.beside_bytes = statistics.outside_bytes()
     return measured_run
 

@@ -140,11 +140,11 @@ class TrainingLoop:
         parameters_by_name = {
             name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
         }
-        run = TrainingRun(self.spec, self.training, meter=Meter())
-        run.set_up()
+        simulated_run = TrainingRun(self.spec, self.training, meter=Meter())
+        simulated_run.set_up()
         keys = (
             ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")
-            for key, _ in run.lowering.parameters
+            for key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
             parameters_by_name.pop(name)

@@ -42,11 +42,11 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         return rank.get(name, len(rank))
 
     names: dict[int, list[str]] = {}
-    sizes: dict[int, int] = {}
+    elements_by_id: dict[int, int] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-        sizes[id(parameter)] = parameter.numel()
-    return _sum_upwards((min(aliases, key=place), sizes[key]) for key, aliases in names.items())
+        elements_by_id[id(parameter)] = parameter.numel()
+    return _sum_upwards((min(aliases, key=place), elements_by_id[key]) for key, aliases in names.items())
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
@@ -196,8 +196,8 @@ class BackwardOwners:
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cache's storages by module path."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
-    sizes = (
+    elements_by_id = (
         (names[id(submodule)], sum(tensor.untyped_storage().nbytes() for tensor in tensors))
         for submodule, tensors in store.items()
     )
-    return _sum_upwards(sizes)
+    return _sum_upwards(elements_by_id)

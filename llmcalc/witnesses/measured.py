@@ -51,33 +51,33 @@ def measure_config(path: Path) -> tuple[str, Measured]:
         raise InputError(
             f"{path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    kind = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
-    if not isinstance(kind, str) or not kind:
+    model_type = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
+    if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**config_file, "model_type": kind}
-    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(kind)):
+    config = {**config_file, "model_type": model_type}
+    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(path, kind, "auto_map" in config_file)
+    _require_class(path, model_type, "auto_map" in config_file)
     try:
         module = build(config, to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
         raise InputError(
-            f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
+            f"{path}: {architecture_of(config) or model_type} cannot be built from it: {type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
 
 
-def _require_class(path: Path, kind: str, remote_code: bool) -> None:
+def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if witness_of(kind) not in CONFIG_MAPPING:
+    if witness_of(model_type) not in CONFIG_MAPPING:
         remote_note = (
             "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
         )
-        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{remote_note}")
+        raise InputError(f"{path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 
 def measured_tree(module: nn.Module) -> Measured:

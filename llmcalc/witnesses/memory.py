@@ -137,13 +137,13 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     training = replace(training, master=False)  # the passes read no master weights
     for model in (spec, smaller):
         simulated_bytes = simulate_event_passes(model, training)
-        size = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
-        if size <= LARGEST_REAL:
+        byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
+        if byte_count <= LARGEST_REAL:
             break
     else:
         comparison.left_out[SUMS] = (
-            f"the CPU alone shows where gradients are added in place, and {size:,} bytes are too many for it; expected "
-            "fewer layers (--set num_hidden_layers=1)"
+            f"the CPU alone shows where gradients are added in place, and {byte_count:,} bytes are too many for it; "
+            "expected fewer layers (--set num_hidden_layers=1)"
         )
         return
     measured_bytes = measure_event_passes(model, training)
@@ -200,11 +200,11 @@ def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Describes the run of these settings in words."""
     memory_use = memory(spec, settings).states
-    size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    run_size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
         assert memory_use.optimizer is not None
-        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {size}"
-    return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
+        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {run_size}"
+    return f"prefill of {run_size}" if settings.phase == "prefill" else f"decoding one token after {run_size}"
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
@@ -274,11 +274,11 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
 
 def _check_size(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that would take too much memory on a CPU."""
-    size = max(simulate_run(spec, settings).values())
-    if size > LARGEST_REAL:
+    byte_count = max(simulate_run(spec, settings).values())
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: --memory: {settings.phase} takes {size:,} bytes, which are too many; expected --device "
-            "meta, or fewer layers (--set num_hidden_layers=1)"
+            f"--device cpu: --memory: {settings.phase} takes {byte_count:,} bytes, which are too many; expected "
+            "--device meta, or fewer layers (--set num_hidden_layers=1)"
         )
 
 
@@ -372,9 +372,9 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, meter=meter)
 
-    def add(size: Number, in_place: bool) -> None:
+    def add(byte_count: Number, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.with_sum(size, in_place)
+        sums = sums.with_sum(byte_count, in_place)
 
     run.set_up()
     weights = meter.by_kind["weights"]

@@ -47,7 +47,7 @@ TOWERS = "towers."
 
 
 def places(
-    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
+    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context_modules: Modules | None = None
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
@@ -55,9 +55,9 @@ def places(
     kind: the kind of the spec.
     base: the path of the model without a head.
     names: the module names of its family.
-    context: the module names of the wrapper around it; none by default.
+    context_modules: the module names of the wrapper around it; none by default.
     """
-    towers = {key[len(TOWERS) :]: name for key, name in (context or names).items() if key.startswith(TOWERS)}
+    towers = {key[len(TOWERS) :]: name for key, name in (context_modules or names).items() if key.startswith(TOWERS)}
     tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
     return {**dict(_Search(paths, {**USUAL, **names}, names).all(tree, kind, base)), **dict(tower_modules)}
 

@@ -149,19 +149,19 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
     import torch
 
     name = precision(device)
-    size = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    byte_count = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
-    if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
+    if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
         device_bytes = torch.cuda.get_device_properties(0).total_memory
         raise InputError(
-            f"--device cuda: {size:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
+            f"--device cuda: {byte_count:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
-    if device == "cpu" and size > LARGEST_REAL:
+    if device == "cpu" and byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: {size:,} bytes of weights are too many; expected --device meta, or fewer layers (--set "
-            "num_hidden_layers=1)"
+            f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
+            "(--set num_hidden_layers=1)"
         )
     default = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, name))
@@ -187,13 +187,13 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         # scores, in fp32 and after softmax
         return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
-    size = (
+    byte_count = (
         DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
-    if size > LARGEST_REAL:
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
-            "smaller --batch or --seq"
+            f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
+            "expected a smaller --batch or --seq"
         )
 
 

@@ -71,34 +71,34 @@ class StorageTracker(TorchDispatchMode):
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, byte_count = storage._cdata, storage.nbytes()
         if key in self.tracked:
             return
         self.tracked.add(key)
-        weakref.finalize(storage, self._release, key, size)
-        self.now += size
+        weakref.finalize(storage, self._release, key, byte_count)
+        self.now += byte_count
         self.peak = max(self.peak, self.now)
         if self.log is not None:
-            self.log.append(f"+{size:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
+            self.log.append(f"+{byte_count:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
 
-    def _release(self, key: int, size: int) -> None:
+    def _release(self, key: int, byte_count: int) -> None:
         self.tracked.discard(key)
-        self.now -= size
+        self.now -= byte_count
         if self.log is not None:
-            self.log.append(f"-{size:>12,} {self.now:>12,}")
+            self.log.append(f"-{byte_count:>12,} {self.now:>12,}")
 
 
 def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
     """Returns the bytes of storages that the autograd graph of `out` saves. outside: storages that do not count."""
-    sizes: dict[int, int] = {}
+    bytes_by_storage: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
         is_python_number = (
             tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
         )  # of Python, on the host everywhere
         if tensor.device.type == device and storage._cdata not in outside and not is_python_number:
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
+            bytes_by_storage[storage._cdata] = storage.nbytes()
+    return sum(bytes_by_storage.values())
 
 
 _SAVED: dict[Any, list[str]] = {}

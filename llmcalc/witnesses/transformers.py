@@ -118,10 +118,10 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     _without_warnings(model)
     if not to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
-    size = 2 * sum(p.numel() for p in model.parameters())
-    if size > LARGEST_REAL:
+    byte_count = 2 * sum(p.numel() for p in model.parameters())
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
+            f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"
         )
     materialized_model: nn.Module = model_class(config_object).to(dtype).eval().requires_grad_(False)

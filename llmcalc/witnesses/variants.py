@@ -195,20 +195,20 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
         tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        size = 1 << (-(-tokens // chunks) - 1).bit_length()
+        chunk_tokens = 1 << (-(-tokens // chunks) - 1).bit_length()
         of_x = torch.zeros_like(x)
         of_weight = torch.zeros_like(weight) if weight.requires_grad else None
         of_bias = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
-        for start in range(0, tokens, size):
-            chunk_input = x[start : start + size]
+        for start in range(0, tokens, chunk_tokens):
+            chunk_input = x[start : start + chunk_tokens]
             logits = chunk_input @ weight.t()
             if bias is not None:
                 logits = logits + bias
             gradient = logits  # the kernel has written it there
-            of_x[start : start + size] = gradient @ weight
+            of_x[start : start + chunk_tokens] = gradient @ weight
             if of_weight is not None:
                 transposed_gradient = gradient.t()
                 of_weight += torch.mm(transposed_gradient, chunk_input).float()
@@ -246,9 +246,9 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
 
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
-    size, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
-    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(size, dim=1)]
-    labels = [chunk.reshape(-1) for chunk in ids.split(size, dim=1)]
+    chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
+    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(chunk_tokens, dim=1)]
+    labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
     total = None
     for logits, targets in zip(chunks, labels, strict=True):

@@ -128,8 +128,8 @@ class Layer(Component):
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        sizes = mixer.heads(width)
-        attention = mixer.with_heads(HeadSizes(1, 1, 1) if sizes is None else heads(sizes))
+        head_sizes = mixer.heads(width)
+        attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def networks(self) -> list[Any]:

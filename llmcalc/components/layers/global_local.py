@@ -146,8 +146,8 @@ class GlobalLocalAttention(TokenMixer):
         return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second

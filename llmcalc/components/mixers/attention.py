@@ -310,7 +310,7 @@ class Attention(TokenMixer):
         """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
-        size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
         projected = self._projected_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
         q = self._normed_and_rotated(recorder, projected, "q_norm", dim)
@@ -319,7 +319,7 @@ class Attention(TokenMixer):
                 recorder.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -333,7 +333,7 @@ class Attention(TokenMixer):
         convolved_values = None
         if self.value_convolution is not None:
             convolved_values = recorder.part(
-                "value_convolution", self.value_convolution, values, heads=heads, size=size
+                "value_convolution", self.value_convolution, values, heads=heads, size=value_axis
             )
             recorder.hold(convolved=convolved_values)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
@@ -366,13 +366,13 @@ class Attention(TokenMixer):
             recorder.hold(out=y)
         if self.sinks:
             recorder.vector("sinks", heads)
-        y = self._normed_and_gated(recorder, x, y, size)
+        y = self._normed_and_gated(recorder, x, y, value_axis)
         return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, size: Axis) -> Value:
+    def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
-            y = recorder.norm("head_norm", y, self.head_norm, (size,))
+            y = recorder.norm("head_norm", y, self.head_norm, (value_axis,))
             recorder.hold(out=y)
         if self.output_gate is not None:
             y = self.output_gate.flow(recorder, x, y)
@@ -412,7 +412,7 @@ class Attention(TokenMixer):
         x: Value,
         heads: Axis,
         dim: Axis,
-        size: Axis,
+        value_axis: Axis,
         cross: bool,
         adapter: Adapter | None,
         value_input: Value | None,
@@ -420,14 +420,18 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, dim), recorder.received(x, heads, size)
+            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
-            placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
+            placeholder = (
+                self,
+                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, value_axis), fixed=True),
+            )
             shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, size)))
+            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
             raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
@@ -435,10 +439,12 @@ class Attention(TokenMixer):
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
-                values = self._projected_heads(recorder, "v_proj", values_input, (heads, size), self.v_bias, adapter)
+                values = self._projected_heads(
+                    recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter
+                )
             recorder.hold(k=keys, v=values)
             if self.v_norm is not None:
-                values = recorder.norm("v_norm", values, self.v_norm, (size,))
+                values = recorder.norm("v_norm", values, self.v_norm, (value_axis,))
                 recorder.hold(v=values)
             if recorder.causal or cross:
                 limit, cache_kind = self._cache_limit_and_kind(cross)

@@ -83,14 +83,14 @@ class BlockIndexer(Part):
     ) -> tuple[Value, Value, dict[str, Any]]:
         all_heads, *_ = keys.axes
         assert isinstance(all_heads, Axis)
-        sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
+        core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
         with recorder.function():
             recorder.hold(k=keys, v=values)
             mask = recorder.repeat(mask, all_heads)
             recorder.hold(seen=mask)
-            mask, keys, values = recorder.only_selected(mask, keys, values, **sizes)
+            mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
         recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
+        return keys, values, {"core": ops.BlockCore, "selection": mask, **core_fields}
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens, for each head of the indexer."""
@@ -169,8 +169,8 @@ def _reference_class() -> type[nn.Module]:
                 selected_mask = selected_mask.repeat_interleave(group, 1)
             if not forward_pass.past or x.shape[1] > 1:
                 return k, v, selected_mask
-            end, size = k.shape[-2], self.spec.index_block_size
-            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
+            end, block_size = k.shape[-2], self.spec.index_block_size
+            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
             indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)

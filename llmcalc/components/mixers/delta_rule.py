@@ -74,13 +74,13 @@ def delta_rule_class() -> type[nn.Module]:
         def _run_chunks(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            tokens, size = q.shape[2], self.chunk
-            pad = -tokens % size
+            tokens, chunk_size = q.shape[2], self.chunk
+            pad = -tokens % chunk_size
             q, k, v, g, beta = (
-                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, size)) for x in (q, k, v, g, beta[..., None])
+                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size)) for x in (q, k, v, g, beta[..., None])
             )
             g = g.cumsum(-2)
-            mask = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+            mask = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).tril()
             decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()
             if self.by_channel:
                 decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~mask[..., None], float("-inf")).exp()

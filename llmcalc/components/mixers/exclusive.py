@@ -149,15 +149,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, size, bias = spec, spec.head_dim, spec.attention_bias
-            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=bias)
-            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
-            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.spec, head_dim, bias = spec, spec.head_dim, spec.attention_bias
+            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=bias)
+            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
+            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.core = Core()
             self.alpha = vector(torch.zeros(spec.num_attention_heads))
-            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=False)
-            self.o_proj = nn.Linear(spec.num_attention_heads * size, hidden, bias=bias)
+            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=False)
+            self.o_proj = nn.Linear(spec.num_attention_heads * head_dim, hidden, bias=bias)
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens = self.spec, x.shape[1]

@@ -159,15 +159,17 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedProfileAttention, model_properties: Context) -> None:
             super().__init__(spec, model_properties)
-            heads, size, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
+            heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
             kv_heads, hidden = spec.num_key_value_heads, model_properties.hidden_size
             if spec.dynamic_convolutions:
-                self.k_conv, self.v_conv = (TokenConvolution(hidden, kv_heads, kv_heads * size, kernel) for _ in "kv")
-            self.gate_proj = nn.Linear(hidden, heads * size, bias=False)
+                self.k_conv, self.v_conv = (
+                    TokenConvolution(hidden, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
+                )
+            self.gate_proj = nn.Linear(hidden, heads * head_dim, bias=False)
             self.sink_proj = nn.Linear(hidden, heads, bias=False)
-            self.q_scale = vector(torch.ones(heads, size))
+            self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
-            self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), size)
+            self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = Core()
 
         def _convolved(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:

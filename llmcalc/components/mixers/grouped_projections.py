@@ -71,8 +71,8 @@ class GroupedProjectionAttention(TokenMixer):
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
             recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
             for name, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))

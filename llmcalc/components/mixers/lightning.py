@@ -96,12 +96,12 @@ class LightningAttention(TokenMixer):
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
-        sizes = q.axes[0].size, dim.size, x.rows
+        core_sizes = q.axes[0].size, dim.size, x.rows
         y = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "core", LightningCore(*sizes, self.block_size), *activated_qkv, axes=all_heads
+                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
             ),
-            by_token=lambda: recorder.core("core", DecayScan(*sizes), *activated_qkv, axes=all_heads),
+            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
         )
         recorder.state("recurrent_state", heads, dim, dim)
         y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
@@ -153,12 +153,12 @@ def _reference_class() -> type[nn.Module]:
             self.block, self.base = block, 2.0 ** (-8.0 / heads)
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
-            heads, tokens, size = q.shape[1], q.shape[2], self.block if old_state is None else 1
+            heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
             state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             out = []
-            for start in range(0, tokens, size):
-                qs, ks, vs = (x[:, :, start : start + size] for x in (q, k, v))
+            for start in range(0, tokens, block_size):
+                qs, ks, vs = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
                     state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
                     out.append(qs @ state)

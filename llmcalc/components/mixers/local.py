@@ -103,11 +103,11 @@ class LocalAttention(TokenMixer):
             )
             kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             recorder.hold(read=kv_input)
-        size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), size, x.rows)
+        block_size = self.local_radius + 1
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), block_size, x.rows, around=True)
             for name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
@@ -176,9 +176,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
-            size = self.spec.local_radius + 1
-            padding = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, size))
+            block_size = self.spec.local_radius + 1
+            padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
+            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
             return blocks
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
@@ -215,11 +215,12 @@ def _reference_class() -> type[nn.Module]:
 
         def _block_sum_indices(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
-            size = self.spec.global_block_size
-            assert size is not None
-            last_sum = tokens // size - 1
+            block_size = self.spec.global_block_size
+            assert block_size is not None
+            last_sum = tokens // block_size - 1
             sum_index: Tensor = forward_pass.computed_once(
-                ("of_token", tokens, size), lambda: (forward_pass.span(0, tokens, device) // size).clamp(max=last_sum)
+                ("of_token", tokens, block_size),
+                lambda: (forward_pass.span(0, tokens, device) // block_size).clamp(max=last_sum),
             )
             return sum_index, forward_pass.span(0, last_sum + 1, device)
 

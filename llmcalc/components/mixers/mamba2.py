@@ -109,10 +109,12 @@ class Mamba2(TokenMixer):
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
         u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
         scan_inputs = u, step, recorder.repeat(b, heads), recorder.repeat(c, heads)
-        sizes = step.width, self.head_dim, self.state_size, x.rows
+        scan_sizes = step.width, self.head_dim, self.state_size, x.rows
         y = recorder.alternatives(
-            chunked=lambda: recorder.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes),
-            step=lambda: recorder.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner_axes),
+            chunked=lambda: recorder.core(
+                "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+            ),
+            step=lambda: recorder.core("scan", HeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
         recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return recorder.linear(

@@ -97,27 +97,27 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MeanIndexer, hidden: int, theta: float) -> None:
             super().__init__()
-            self.spec, self.theta, size = spec, theta, spec.index_head_dim
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * size, bias=False)
-            self.k_proj = nn.Linear(hidden, size, bias=False)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.spec, self.theta, head_dim = spec, theta, spec.index_head_dim
+            self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.cache, self.core = cache_class()(), Core()
 
         @torch.no_grad()
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
-            size = spec.index_head_dim
+            head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
-            q = rotate(q, forward_pass, forward_pass.past, size, self.theta).transpose(1, 2)
+            q = rotate(q, forward_pass, forward_pass.past, head_dim, self.theta).transpose(1, 2)
             (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
             means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
             starts = torch.arange(blocks, device=x.device) * block
-            angles = starts[:, None] / self.theta ** (torch.arange(0, size, 2, device=x.device) / size)
+            angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
             left, right = means.chunk(2, -1)
             means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-            scores = torch.relu(self.core(q, means)).sum(2) * size**-0.5
+            scores = torch.relu(self.core(q, means)).sum(2) * head_dim**-0.5
             known = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             complete = torch.arange(blocks, device=x.device) < known // block
             ranked = scores.masked_fill(~complete, float("-inf")).sort(-1, descending=True).indices

@@ -179,17 +179,17 @@ class MLA(TokenMixer):
         return "DeepSeek-V2 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
+        heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with recorder.function():
-            query, compressed = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), size)
+            query, compressed = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), head_axis)
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if compressed is not None:
             recorder.hold(small=compressed)
         q_nope, q_rope, *gate = recorder.split(
-            query, (heads, nope), (heads, rope), *([(heads, size)] if self.query_gate else [])
+            query, (heads, nope), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
         )
         q_rope = self._rotated(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
@@ -212,10 +212,10 @@ class MLA(TokenMixer):
         def expanded() -> Value:
             """Records attention on keys and values that are expanded per head from the latents of all tokens."""
             keys_and_values = recorder.linear(
-                "kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits)
+                "kv_b_proj", c, heads, Beside(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
             )
             recorder.hold(expanded=keys_and_values)
-            k_nope, values = recorder.split(keys_and_values, (heads, nope), (heads, size))
+            k_nope, values = recorder.split(keys_and_values, (heads, nope), (heads, head_axis))
             k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
@@ -223,12 +223,12 @@ class MLA(TokenMixer):
 
         def absorbed() -> Value:
             """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
-            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
+            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
             y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
-            return recorder.absorb("", y, weight, size)
+            return recorder.absorb("", y, weight, head_axis)
 
         y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
         recorder.hold(out=y)
@@ -271,7 +271,7 @@ class MLA(TokenMixer):
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
     def _query_and_latent(
-        self, recorder: Flow, x: Value, heads: Axis, head: Beside, size: Axis
+        self, recorder: Flow, x: Value, heads: Axis, head: Beside, head_axis: Axis
     ) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
@@ -282,7 +282,7 @@ class MLA(TokenMixer):
         if not self.query_gate:
             return recorder.linear("q_b_proj", c, heads, head), c
         gate_input = recorder.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
-        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (size,))))
+        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
@@ -298,9 +298,9 @@ class MLA(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
-        plain_fields: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
-        low_rank_fields: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        example_sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
+        plain_fields: dict[str, Any] = {**example_sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        low_rank_fields: dict[str, Any] = {**example_sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
         scaled_indexer = Indexer(
             index_n_heads=3,
             index_head_dim=10,

@@ -131,13 +131,15 @@ def _reference_class() -> type[nn.Module]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
-                step, size = (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
-                chunk = slice(start, start + size)
+                step, chunk_size = (
+                    (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
+                )
+                chunk = slice(start, start + chunk_size)
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
                 out.append(h)
-                start += size
+                start += chunk_size
             return torch.cat(out, 2), state
 
         def _run_chunk(

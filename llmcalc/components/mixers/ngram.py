@@ -121,8 +121,8 @@ class NgramAttention(TokenMixer):
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
@@ -132,11 +132,13 @@ class NgramAttention(TokenMixer):
         keys, values = recorder.cache(
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
-        core = ops.AttentionCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens)
+        core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         y = recorder.core(
             "core", core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
-        predict_core = ops.PredictCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens, streams=self.ngram)
+        predict_core = ops.PredictCore(
+            num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
+        )
         predicted = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )

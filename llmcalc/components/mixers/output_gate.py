@@ -38,11 +38,11 @@ class OutputGate(Part):
             gate = recorder.add(recorder.linear("", x, *gates), recorder.vector("head_bias", *y.axes[:1]))
         return recorder.mul(y, recorder.act(gate, "sigmoid"))
 
-    def reference(self, model_properties: Context, heads: int, size: int) -> nn.Module:
+    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
         """Builds the projection, to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        width = heads * size if self.per == "element" else heads
+        width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
             gate: nn.Module = _biased_by_head()(model_properties.hidden_size, width, heads)
             return gate

@@ -120,11 +120,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PooledIndexer, hidden: int, query: int) -> None:
             super().__init__()
-            self.spec, size = spec, spec.index_head_dim
-            self.q_proj = nn.Linear(query, spec.index_n_heads * size, bias=False)
-            self.k_proj, self.gate_proj = nn.Linear(hidden, size, bias=False), nn.Linear(hidden, size, bias=False)
-            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), size)
-            self.position_bias = vector(torch.zeros(spec.index_kpool, size))
+            self.spec, head_dim = spec, spec.index_head_dim
+            self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj, self.gate_proj = (
+                nn.Linear(hidden, head_dim, bias=False),
+                nn.Linear(hidden, head_dim, bias=False),
+            )
+            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
+            self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 

@@ -179,18 +179,23 @@ def profile_attention_class() -> type[nn.Module]:
 
         def __init__(self, spec: ProfileAttention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, hidden, heads, size = spec, model_properties.hidden_size, spec.num_attention_heads, spec.head_dim
-            kv_width = spec.num_key_value_heads * size
-            self.q_proj = nn.Linear(hidden, heads * size, bias=False)
+            self.spec, hidden, heads, head_dim = (
+                spec,
+                model_properties.hidden_size,
+                spec.num_attention_heads,
+                spec.head_dim,
+            )
+            kv_width = spec.num_key_value_heads * head_dim
+            self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
             self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
             self.q_norm, self.k_norm = (
-                nn.Identity() if spec.norm is None else norm_reference(spec.norm, size) for _ in "qk"
+                nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden, heads * spec.relative_rank, bias=False)
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
-            self.o_proj = nn.Linear(heads * size, hidden, bias=False)
+            self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
         def bias_of(self, shares: Tensor, forward_pass: Run, end: int, keys: int) -> Tensor:
             """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].

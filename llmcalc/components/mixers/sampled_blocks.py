@@ -65,8 +65,8 @@ class SampledBlockAttention(TokenMixer):
         return "Zeng et al. 2022, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
@@ -110,11 +110,11 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._in_blocks(x) for x in (q, k, v))
-            sizes = self._in_blocks(torch.ones_like(q[..., :1])).sum(
+            token_counts = self._in_blocks(torch.ones_like(q[..., :1])).sum(
                 3
             )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
-                mean_scores = (queries.sum(3) / sizes) @ (keys.sum(3) / sizes).transpose(-1, -2) * scale
+                mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
             count = mean_scores.shape[-1]
             index = mean_scores.flatten(2).topk(min(self.blocks, count * count), -1).indices
             rows, columns = index // count, index % count
@@ -129,8 +129,8 @@ def _reference_class() -> type[nn.Module]:
             totals = totals.scatter_add(2, self._like(rows, totals), weights.sum(-1, keepdim=True))
             if self.approximated:
                 others = torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (count, count))
-                others = others * sizes.transpose(-1, -2)
-                sums = sums + (others @ (values.sum(3) / sizes))[:, :, :, None]
+                others = others * token_counts.transpose(-1, -2)
+                sums = sums + (others @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + others.sum(-1)[..., None, None]
             out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
             return out

@@ -83,12 +83,12 @@ class SelectiveMamba2(TokenMixer):
         b, c, step = recorder.split(recorder.linear("bcdt_proj", u, Beside(shapes)), *shapes)
         step = recorder.linear("dt_proj", recorder.norm("dt_norm", step, self.norm), heads)
         scan_inputs = u, step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
-        sizes = step.width, self.head_dim, self.state_size, x.rows
+        scan_sizes = step.width, self.head_dim, self.state_size, x.rows
         y = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "scan", ProjectedChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+                "scan", ProjectedChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
             ),
-            step=lambda: recorder.core("scan", ProjectedHeadScan(*sizes), *scan_inputs, axes=inner_axes),
+            step=lambda: recorder.core("scan", ProjectedHeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
         recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return recorder.linear("out_proj", recorder.mul(y, recorder.act(gate, "silu")), *x.axes)

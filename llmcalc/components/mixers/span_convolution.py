@@ -42,10 +42,10 @@ class SpanConvolution(TokenMixer):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _check_odd(cls, size: int) -> int:
-        if size % 2 == 0:
-            raise ValueError(f"{size} is even; expected an odd number")
-        return size
+    def _check_odd(cls, kernel_size: int) -> int:
+        if kernel_size % 2 == 0:
+            raise ValueError(f"{kernel_size} is even; expected an odd number")
+        return kernel_size
 
     def heads(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
@@ -69,8 +69,8 @@ class SpanConvolution(TokenMixer):
         return "Jiang et al. 2020, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        sizes, kernel = self.heads(x.width), self.conv_kernel_size
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        head_sizes, kernel = self.heads(x.width), self.conv_kernel_size
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, dim, bias=True)
         v = recorder.linear("v_proj", x, heads, dim, bias=True)
         spans = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
@@ -81,7 +81,7 @@ class SpanConvolution(TokenMixer):
         filters = recorder.act(filters, "softmax")
         conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
-        convolution = ops.DynamicConvolution(sizes.heads, sizes.head_dim, kernel, x.rows)
+        convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
         convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
         recorder.hold(convolved=convolved)
         recorder.mask(q, k, causal=False)

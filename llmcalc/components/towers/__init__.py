@@ -72,7 +72,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     for name, tower, readable in towers_before(towers):
         input_widths = {source: towers[source].output_width for source in readable}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
-            expected_widths = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
+            expected_widths = " or ".join(f"{width}, which {source} gives" for source, width in input_widths.items())
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 

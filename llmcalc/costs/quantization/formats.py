@@ -47,14 +47,14 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _indivisible_reason(dimension: str, size: Number, divisor: int, field: str = "") -> str:
+def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field: str = "") -> str:
     """Returns an error text unless a size is a multiple of the divisor, else an empty text.
 
     field: the divisor's name.
     """
-    if not isinstance(size, int) or size % divisor == 0:
+    if not isinstance(matrix_size, int) or matrix_size % divisor == 0:
         return ""
-    return f"{size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
+    return f"{matrix_size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
 
 
 @dataclass(frozen=True, slots=True)

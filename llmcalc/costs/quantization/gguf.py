@@ -81,8 +81,8 @@ class GGUFMix(Scheme):
         for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for kind in model.types(site):
-                counts[kind] = counts.get(kind, 0) + 1
+            for ggml_type in model.types(site):
+                counts[ggml_type] = counts.get(ggml_type, 0) + 1
         return counts
 
     def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
@@ -156,8 +156,8 @@ class _ModelRules:
     def parts(self, weight_site: WeightSite) -> Parts:
         """Returns the bytes of one tensor of the model, which may be two tensors in the file."""
         total = Parts()
-        for kind, (rows, columns) in zip(self.types(weight_site), _file_shapes(weight_site), strict=True):
-            total += _type_bytes(rows * columns, kind)
+        for ggml_type, (rows, columns) in zip(self.types(weight_site), _file_shapes(weight_site), strict=True):
+            total += _type_bytes(rows * columns, ggml_type)
         return total
 
     def types(self, weight_site: WeightSite) -> list[str]:
@@ -193,18 +193,18 @@ class _ModelRules:
 
     def _type_of_values(self, mix: str, default: str, i: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. i: the number of earlier layers with such a tensor."""
-        kind, n = default, len(self.values)
+        ggml_type, n = default, len(self.values)
         if mix == "Q2_K":
-            kind = "Q4_K" if self.gqa >= 4 else "Q3_K"
+            ggml_type = "Q4_K" if self.gqa >= 4 else "Q3_K"
         elif mix == "Q3_K_M":
-            kind = "Q5_K" if i < 2 else "Q4_K"
+            ggml_type = "Q5_K" if i < 2 else "Q4_K"
         elif mix == "Q3_K_L" or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4) or (mix == "Q4_K_S" and i < 4):
-            kind = "Q5_K"
+            ggml_type = "Q5_K"
         elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(i, n):
-            kind = "Q6_K"
-        if self.layers == 80 and self.gqa > 1 and kind in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
-            kind = "Q5_K"
-        return "Q8_0" if self.experts == 8 else kind
+            ggml_type = "Q6_K"
+        if self.layers == 80 and self.gqa > 1 and ggml_type in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
+            ggml_type = "Q5_K"
+        return "Q8_0" if self.experts == 8 else ggml_type
 
     def _type_of_down_proj(self, mix: str, default: str, weight_site: WeightSite) -> str:
         n = self.layers
@@ -224,21 +224,22 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
-    def _type_or_fallback(self, kind: str, columns: int, weight_site: WeightSite) -> str:
+    def _type_or_fallback(self, ggml_type: str, columns: int, weight_site: WeightSite) -> str:
         """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
         F16.
         """
-        if columns % BLOCKS[kind][0] == 0:
-            return kind
-        fallback_type = FALLBACK.get(kind)
+        if columns % BLOCKS[ggml_type][0] == 0:
+            return ggml_type
+        fallback_type = FALLBACK.get(ggml_type)
         if fallback_type is None:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {weight_site.path}: rows of {columns:,} are not a multiple of {kind}'s "
-                f"{BLOCKS[kind][0]}, and llama-quantize has no other type for it; expected another scheme"
+                f"--quantize {self.mix.label}: {weight_site.path}: rows of {columns:,} are not a multiple of "
+                f"{ggml_type}'s "
+                f"{BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another scheme"
             )
         return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
@@ -266,14 +267,14 @@ def _category_of(weight_site: WeightSite) -> str:
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    kind, name = weight_site.kind, weight_site.name
+    ggml_type, name = weight_site.kind, weight_site.name
     if weight_site.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if weight_site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
+    if weight_site.tensor.role != "matrix" or ggml_type == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
     siblings = {child.name for child in weight_site.parent.children}
     if (
-        kind == "streams"
+        ggml_type == "streams"
         or weight_site.path == "per_layer_embedding.projection"
         or {"left", "right"} <= siblings
         or weight_site.tensor.shape[0] == 1
@@ -283,12 +284,12 @@ def _category_of(weight_site: WeightSite) -> str:
         return (
             "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
-    if kind == "lm_head" and name in ("lm_head", "decoder"):
+    if ggml_type == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
-    if kind in ("feed_forward", "experts", "shared_expert"):
+    if ggml_type in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
-    if kind == "attention" or (
-        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _gated_delta(weight_site)
+    if ggml_type == "attention" or (
+        ggml_type == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _gated_delta(weight_site)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
@@ -343,10 +344,10 @@ def _file_shapes(weight_site: WeightSite) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, kind: str) -> Parts:
+def _type_bytes(elements: int, ggml_type: str) -> Parts:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
-    if kind in PLAIN:
-        return plain(elements, PLAIN[kind])
-    block, codes, scales, minima = BLOCKS[kind]
+    if ggml_type in PLAIN:
+        return plain(elements, PLAIN[ggml_type])
+    block, codes, scales, minima = BLOCKS[ggml_type]
     count = elements // block
     return Parts(*(n if is_zero(n) else n * count for n in (codes, scales, minima)))

@@ -151,27 +151,27 @@ def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
     fields.all_read()
     if weights is None:
         return None, ""
-    kind, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
+    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
     static = 0 if inputs is None or inputs.get("is_dynamic") else 1
-    if kind in ("fp4", "fp4_e2m1"):
+    if format_name in ("fp4", "fp4_e2m1"):
         weights.one_of("qscheme", scheme, "per_group")
         return FP4(group or 32), "mxfp4"
-    weights.one_of("dtype", kind, "fp8_e4m3", "fp4")
+    weights.one_of("dtype", format_name, "fp8_e4m3", "fp4")
     weights.one_of("qscheme", scheme, "per_tensor", "per_channel")
     return FP8("tensor" if scheme == "per_tensor" else "row", 4, static), "fp8"
 
 
 def torchao(fields: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    kind, arguments = fields.get("quant_type"), fields.table("quant_type_kwargs")
+    format_name, arguments = fields.get("quant_type"), fields.table("quant_type_kwargs")
     fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
     group = None if arguments is None else arguments.group("group_size")
-    if isinstance(kind, dict):
-        default = kind.get("default")
-        kind = default.get("_type") if isinstance(default, dict) else None
+    if isinstance(format_name, dict):
+        default = format_name.get("default")
+        format_name = default.get("_type") if isinstance(default, dict) else None
         data = default.get("_data") if isinstance(default, dict) else None
         group = Fields(data, fields.where).group("group_size") if isinstance(data, dict) else group
-    word = str(kind).lower().replace("_", "").removesuffix("config")
+    word = str(format_name).lower().replace("_", "").removesuffix("config")
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
         "int8weightonly": ("int8", WholeInt() if group is None else WholeInt(group)),

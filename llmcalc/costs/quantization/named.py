@@ -124,11 +124,11 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:
-            sizes = match.groupdict()
-            group = sizes["group"]
+            matched_sizes = match.groupdict()
+            group = matched_sizes["group"]
             if group is not None and not 0 < int(group[:12]) <= MOST:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
-            return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
+            return make(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
     suggestion = suggest(label, list(COMMON))
     known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(

@@ -73,9 +73,9 @@ def read_gguf(path: Path) -> Checkpoint:
 
     Raises `InputError` for a file that is not GGUF version 2 or 3, and for any length that exceeds the file.
     """
-    file, size = open_checkpoint(path)
+    file, file_bytes = open_checkpoint(path)
     with file:
-        r = BoundedReader(file, size, str(path))
+        r = BoundedReader(file, file_bytes, str(path))
         if r.take(4, "magic") != b"GGUF":
             raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
         version = r.number("I", "version")
@@ -147,13 +147,13 @@ def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> s
     return reader.take(length, field).decode("utf-8", "replace")
 
 
-def _read_value(reader: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
-    if kind in SCALARS:
-        return reader.number(SCALARS[kind], key)
-    if kind == STRING:
+def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
+    if value_type in SCALARS:
+        return reader.number(SCALARS[value_type], key)
+    if value_type == STRING:
         return _read_text(reader, key)
-    if kind != ARRAY or depth > 4:
-        raise InputError(f"{reader.where}: {key[:80]}: metadata type {kind} is not known")
+    if value_type != ARRAY or depth > 4:
+        raise InputError(f"{reader.where}: {key[:80]}: metadata type {value_type} is not known")
     element_type, count = reader.number("I", key), reader.number("Q", key)
     if element_type in SCALARS:
         if count <= LONGEST_KEPT:
@@ -180,11 +180,11 @@ def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     if axes > 8:
         raise InputError(f"{reader.where}: {name[:80]}: {axes} axes; not a GGUF file")
     shape = tuple(reader.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    kind = reader.number("I", name)
+    ggml_type = reader.number("I", name)
     offset = reader.number("Q", name)
-    if kind not in TYPES or any(n > 2**48 for n in shape):
-        raise InputError(f"{reader.where}: {name[:80]}: type {kind} of shape {list(shape)} is not known")
-    dtype, block, block_bytes = TYPES[kind]
+    if ggml_type not in TYPES or any(n > 2**48 for n in shape):
+        raise InputError(f"{reader.where}: {name[:80]}: type {ggml_type} of shape {list(shape)} is not known")
+    dtype, block, block_bytes = TYPES[ggml_type]
     elements = StoredTensor(name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
         raise InputError(

@@ -61,12 +61,12 @@ def read_safetensors(path: Path, with_data: bool = True) -> Checkpoint:
 
 def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
     """Reads the JSON of a file's header, of at most `limit` bytes, and the size of the file's data."""
-    file, size = open_checkpoint(path)
+    file, file_bytes = open_checkpoint(path)
     with file:
         length = int.from_bytes(file.read(8) or b"", "little")
-        if size < 10 or length < 2 or length > size - 8:
+        if file_bytes < 10 or length < 2 or length > file_bytes - 8:
             raise InputError(
-                f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or not a "
+                f"{path}: header length {length:,} in a file of {file_bytes:,} bytes; the file is truncated or not a "
                 "safetensors checkpoint"
             )
         if length > limit:
@@ -74,7 +74,7 @@ def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
                 f"{path}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
                 "checkpoint"
             )
-        return file.read(length) or b"", size - 8 - length
+        return file.read(length) or b"", file_bytes - 8 - length
 
 
 def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:

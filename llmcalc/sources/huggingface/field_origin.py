@@ -65,14 +65,14 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     Empty if the names are the same.
     """
     try:
-        prefix, text_config, kind = text_of(config)
-        family = family_of(kind, prefix)
+        prefix, text_config, model_type = text_of(config)
+        family = family_of(model_type, prefix)
         if family.read is None:
             return ""
         tracked_config = {
             name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
-        description = family.read(config_of(tracked_config, kind, family, head_of(config), prefix))
+        description = family.read(config_of(tracked_config, model_type, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])

@@ -46,10 +46,10 @@ def require_counted_type(text: str, location: str) -> None:
     Other fields may be wrong.
     """
     data, _ = as_config(parse_config(text, location))
-    kind = data.get("model_type") or kind_of_class(architecture_of(data))
-    if not isinstance(kind, str) or not kind:
+    model_type = data.get("model_type") or kind_of_class(architecture_of(data))
+    if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{location}: has no model_type")
-    family_of(usual_name(kind), config=data)
+    family_of(usual_name(model_type), config=data)
 
 
 def describe_config(

@@ -134,9 +134,14 @@ def _read_nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             f"bias: {shown(data['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
             "llmcalc convert writes that of the config with bias true, in which each bias is a field"
         )
-    sizes = {name: _positive_size(data, name) for name in ("n_layer", "n_head", "n_embd")}
+    model_sizes = {name: _positive_size(data, name) for name in ("n_layer", "n_head", "n_embd")}
     vocab = _positive_size({"vocab_size": 50304, **data}, "vocab_size")
-    config = {"model_type": "gpt2", **sizes, "n_positions": _positive_size(data, "block_size"), "vocab_size": vocab}
+    config = {
+        "model_type": "gpt2",
+        **model_sizes,
+        "n_positions": _positive_size(data, "block_size"),
+        "vocab_size": vocab,
+    }
     return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
 
 

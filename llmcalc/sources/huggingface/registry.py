@@ -127,15 +127,15 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
-def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
+def config_of(data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
     """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
-    aliases = {**other_names().get(kind, {}), **family.aliases}
-    return Config(data, family.defaults, kind, head, location, aliases, family.unread)
+    aliases = {**other_names().get(model_type, {}), **family.aliases}
+    return Config(data, family.defaults, model_type, head, location, aliases, family.unread)
 
 
 def kind_of_class(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((kind for kind, names in classes().items() if name in names), "")
+    return next((model_type for model_type, names in classes().items() if name in names), "")
 
 
 def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -182,30 +182,38 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
         return ""
     auto_map = data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
-    kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
+    kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
     return next(kinds, "") or _kind_of_fields(data)
 
 
 def _kind_of_fields(data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
     return next(
-        (kind for (stated, field), kind in CODE_FIELDS.items() if data.get("model_type") == stated and data.get(field)),
+        (
+            model_type
+            for (stated, field), model_type in CODE_FIELDS.items()
+            if data.get("model_type") == stated and data.get(field)
+        ),
         "",
     )
 
 
-def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
+def _reads_differently(data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
     """Whether the model type of the config's class would read the config as another model than the stated type.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    families = (family_of(stated_type), family_of(kind))
+    families = (family_of(stated_type), family_of(model_type))
     reads_any_class = stated_type not in classes() or not families[0].alone
-    if reads_any_class or FILE_OF[stated_type] == FILE_OF[kind] or any(family.read is None for family in families):
+    if (
+        reads_any_class
+        or FILE_OF[stated_type] == FILE_OF[model_type]
+        or any(family.read is None for family in families)
+    ):
         return False
     try:
-        return read_config(data)[0] != read_config({**data, "model_type": kind})[0]
+        return read_config(data)[0] != read_config({**data, "model_type": model_type})[0]
     except InputError:
         return False
 
@@ -281,13 +289,13 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    kind, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    class_names = classes().get(kind) or unsupported_classes["classes"].get(kind, [])
+    stated_type, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    class_names = classes().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
     if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
-        return kind in unsupported_classes["causal"]
-    return not name and kind in unsupported_classes["language"]
+        return stated_type in unsupported_classes["causal"]
+    return not name and stated_type in unsupported_classes["language"]
 
 
 def _without_family(config: Mapping[str, Any]) -> str:
@@ -304,14 +312,16 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
-    kind = data.get("model_type")
-    if not isinstance(kind, str) or not kind:
-        raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
-    kind = usual_name(kind)
-    family = family_of(kind, config=data)
+    model_type = data.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(
+            f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type"
+        )
+    model_type = usual_name(model_type)
+    family = family_of(model_type, config=data)
     text, name = family.text, family.text_section
     if text is None:
-        return "", data, kind
+        return "", data, model_type
     section = data.get(name)
     if section is None:
         return "", {**data, "architectures": []} if family.generates else data, text
@@ -339,15 +349,17 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     return f"{name}.", fields, text_type
 
 
-def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
     """Returns the class that `AutoModelForCausalLM` builds for a model type.
 
     Raises `InputError` for a model type without such a class.
     """
-    family_of(kind, location, config)
-    name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    family_of(model_type, location, config)
+    name = next((name for name in classes().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
     if not name:
-        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected a decoder")
+        raise InputError(
+            f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
+        )
     return name
 
 
@@ -378,12 +390,12 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     return dict.fromkeys(names, tying)
 
 
-def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config does not set weight tying and its class's default differs.
 
     The text model's default counts.
     """
-    family = family_of(kind)
+    family = family_of(model_type)
     default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
     is_stated = any(
         wrapper_config.get(name) is not None
@@ -401,13 +413,13 @@ def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[s
     tied_text, default_text = str(is_tied).lower(), str(default).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
-        f"{kind}'s class takes {default_text}"
+        f"{model_type}'s class takes {default_text}"
     ]
 
 
-def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
+def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; a text model's own class does not."""
-    family, cls = family_of(kind), architecture_of(wrapper_config)
+    family, cls = family_of(model_type), architecture_of(wrapper_config)
     if family.towers:
         return not cls or cls.startswith(family.towers)
     return family.text is not None and not cls.endswith("ForCausalLM")
@@ -455,20 +467,20 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     Raises `InputError`, which names the field, its value and the expected value.
     """
     data, draft_notes = as_draft(data)
-    wrapper_config, (location, data, kind) = data, text_of(data)
-    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
+    wrapper_config, (location, data, model_type) = data, text_of(data)
+    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
     if family.read is None:
         raise InputError(
-            f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
+            f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
     generates = family_of(wrapper).generates or family_of(wrapper).decodes
     stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
-    config = config_of(data, kind, family, head or stated_head, location)
+    config = config_of(data, model_type, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
-    family_records = (family,) if location or wrapper == kind else (family, family_of(wrapper))
+    family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
     }
@@ -490,4 +502,4 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         towers, tower_notes = read_towers(wrapper, family_of(wrapper), wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
-    return Reading(model, notes, kind, config.unknown, config.from_defaults)
+    return Reading(model, notes, model_type, config.unknown, config.from_defaults)

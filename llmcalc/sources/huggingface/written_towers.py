@@ -20,12 +20,16 @@ def _name_of(act: str) -> str:
 def _layers(tower: Any) -> Table:
     """Returns the config fields of a vision encoder's layers."""
     block = tower.stack.block
-    sizes = {
+    layer_fields = {
         "hidden_size": tower.hidden_size,
         "intermediate_size": block.feed_forward.intermediate_size,
         "num_hidden_layers": tower.stack.num_hidden_layers,
     }
-    return {**sizes, "num_attention_heads": block.attention.num_attention_heads, "patch_size": tower.patches.patch_size}
+    return {
+        **layer_fields,
+        "num_attention_heads": block.attention.num_attention_heads,
+        "patch_size": tower.patches.patch_size,
+    }
 
 
 def _patches_per_side(tower: Any) -> int:

@@ -43,9 +43,9 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
-    for kind, family in _possible_families(facts):
-        for name in class_names(kind, spec):
-            config = wrapped(_candidate_config(kind, family, name, facts), spec)
+    for model_type, family in _possible_families(facts):
+        for name in class_names(model_type, spec):
+            config = wrapped(_candidate_config(model_type, family, name, facts), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
@@ -79,14 +79,14 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 def _possible_families(model_facts: Facts) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
-    for kind in FILE_OF:
-        family = family_of(kind)
+    for model_type in FILE_OF:
+        family = family_of(model_type)
         if family.read is None or family.like is not None or family.code or not family.alone:
             continue
         if _is_likely(family, model_facts):
-            yield kind, family
+            yield model_type, family
         else:
-            unlikely.append((kind, family))
+            unlikely.append((model_type, family))
     yield from unlikely
 
 
@@ -108,9 +108,9 @@ def _activation_of(model_facts: Facts) -> str | None:
     return ACTIVATIONS.get(act, act)
 
 
-def _candidate_config(kind: str, family: Family, name: str, model_facts: Facts) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, name: str, model_facts: Facts) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
-    config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
     _fill_fields(config, family, model_facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
     _fill_fields(config, family, model_facts, [field for field in ALSO if field in read_fields])
@@ -167,8 +167,8 @@ def _value_of_field(family: Family, field: str, model_facts: Facts) -> Any:
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every field that a family's reader reads from a config, whether or not it succeeds."""
-    kind, head = config["model_type"], head_of(config)
-    tracked_config = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
+    model_type, head = config["model_type"], head_of(config)
+    tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
         family.read(tracked_config)

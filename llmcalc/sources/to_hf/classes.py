@@ -18,15 +18,15 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 """Class-name suffixes of decoder-only language models."""
 
 
-def class_names(kind: str, spec: ModelSpec) -> list[str]:
+def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
-    names = classes().get(kind, [])
+    names = classes().get(model_type, [])
     return [name for ending in _class_endings(names, spec) for name in _ending_with(names, ending)]
 
 
-def wrapper_names(kind: str, without_head: bool) -> list[str]:
+def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without its text model's output head."""
-    names = classes().get(kind, [])
+    names = classes().get(model_type, [])
     return _ending_with(names, "Model") if without_head else _ending_with(names, CONDITIONAL)
 
 

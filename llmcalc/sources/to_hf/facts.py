@@ -199,7 +199,7 @@ class Facts:
 
     def kinds(self, **family_words: str) -> list[str]:
         """Returns the kind of each layer as in `layer_types`. family_words: a family's own names for the kinds."""
-        return [family_words.get(kind, kind) for kind in self._kinds]
+        return [family_words.get(layer_kind, layer_kind) for layer_kind in self._kinds]
 
     @cached_property
     def _kinds(self) -> list[str]:

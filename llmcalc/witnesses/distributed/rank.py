@@ -99,23 +99,23 @@ class OnRank(CpuStorageTracker):
             return
         super()._follow(tensor, func)
 
-    def _release(self, key: int, size: int) -> None:
-        super()._release(key, self.sizes.pop(key, size))
+    def _release(self, key: int, byte_count: int) -> None:
+        super()._release(key, self.sizes.pop(key, byte_count))
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
         """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
         original_resize = torch.UntypedStorage.resize_
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
             key, old_bytes = storage._cdata, storage.nbytes()
-            out = original_resize(storage, size)
+            out = original_resize(storage, byte_count)
             if key in self.tracked:
-                self.sizes[key] = size
-                self.now += size - old_bytes
+                self.sizes[key] = byte_count
+                self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
                 if self.log is not None:
-                    self.log.append(f"r{size - old_bytes:>12,} {self.now:>12,}")
+                    self.log.append(f"r{byte_count - old_bytes:>12,} {self.now:>12,}")
             return out
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -192,8 +192,8 @@ class Rank:
         layout = job.layout
         self.at: Coordinates = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"
-        sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
-        self.mesh: DeviceMesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
+        self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
         self.meshes: dict[str, DeviceMesh] = {
             name: self.mesh[name] for name in names
         }  # created before storages are tracked

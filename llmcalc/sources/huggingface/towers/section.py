@@ -69,7 +69,7 @@ def biased(
 
 def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
     """Returns a projector. width: its input width. maps: (size, bias, activation) of each linear layer."""
-    steps = [{"size": size, "bias": bias, "hidden_act": act} for size, bias, act in maps]
+    steps = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
     return {"type": "projector", "input_size": width, "maps": steps, **fields}
 
 

@@ -135,12 +135,12 @@ def _albert(config: Config) -> Table:
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if groups * layers_per_group > 1:
         names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(layers_per_group)]
-        kinds = list(dict.fromkeys(names))
+        layer_kinds = list(dict.fromkeys(names))
         stack |= {
-            "variants": {name: {} for name in kinds},
+            "variants": {name: {} for name in layer_kinds},
             "first_layers": names,
             "pattern": names[-1:],
-            "shared_layers": kinds,
+            "shared_layers": layer_kinds,
         }
     pretrains = has_pretraining_head(config)
     pooler_table = pooler(
@@ -267,8 +267,8 @@ def bert_score(act: str) -> Table:
 
 def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
-    size = config.size("embedding_size")
-    return {"embedding_size": size} if even_if_equal or size != config.size("hidden_size") else {}
+    embedding_width = config.size("embedding_size")
+    return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
 
 
 def input_size(model: Table) -> Table:

@@ -52,8 +52,8 @@ def _network(config: Config, hidden: int) -> Table:
     width, groups = config.size("intermediate_size"), config.size("num_groups")
     if groups == 1:
         return mlp(width, bert_act(config))
-    for size in (hidden, width):
-        config.divided("num_groups", size, groups)
+    for input_width in (hidden, width):
+        config.divided("num_groups", input_width, groups)
     act = bert_act(config)
     return {
         "type": "grouped_mlp",

@@ -80,17 +80,17 @@ def _model(
         raise config.wrong("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
-        kinds = _parts(config, "pos_att_type")
-        if set(kinds) - {"c2p", "p2c"}:
+        position_terms = _parts(config, "pos_att_type")
+        if set(position_terms) - {"c2p", "p2c"}:
             raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
-        if position.get("share_att_key") and len({*kinds}) < 2:
+        if position.get("share_att_key") and len({*position_terms}) < 2:
             raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
-        if kinds or position.get("share_att_key"):
+        if position_terms or position.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
                 **position,
-                "c2p": "c2p" in kinds,
-                "p2c": "p2c" in kinds,
+                "c2p": "c2p" in position_terms,
+                "p2c": "p2c" in position_terms,
             }
     model: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}

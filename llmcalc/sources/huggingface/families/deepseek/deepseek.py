@@ -63,10 +63,13 @@ def deepseek(
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
     config.must("moe_layer_freq", 1)
-    norm, kinds = rmsnorm(config.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    norm, layer_kinds = (
+        rmsnorm(config.number("rms_norm_eps")),
+        {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
+    )
     network = glu(config, mlp_bias) if "dense" in names else experts
     block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)), **prediction(config))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
 
 
 def _deepseek_v2(config: Config) -> Table:

@@ -33,10 +33,10 @@ def _unlimited_ocr_text(config: Config) -> Table:
     """
     depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     window = config.size("sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is not None and len(config.texts("layer_types")) != depth:
-        raise config.wrong("layer_types", kinds, f"{depth} names, one for each layer")
-    if kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
+    layer_kinds = config.get("layer_types")
+    if layer_kinds is not None and len(config.texts("layer_types")) != depth:
+        raise config.wrong("layer_types", layer_kinds, f"{depth} names, one for each layer")
+    if layer_kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"

@@ -41,8 +41,8 @@ def _deepseek_v4(config: Config) -> Table:
     }
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     rates = _rates(config)
-    kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
-    kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
+    variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
+    variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
     biased_network = glu(config, config.flag("mlp_bias"), width)
     scoring = _scoring(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
@@ -61,7 +61,7 @@ def _deepseek_v4(config: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": config.size("hc_mult"),
         "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = combined_kinds((_attention_kinds(config, depth), kinds), (_routing(config, depth), networks))
+    stack = combined_kinds((_attention_kinds(config, depth), variants), (_routing(config, depth), networks))
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
     )
@@ -81,7 +81,10 @@ def _rates(config: Config) -> dict[str, int]:
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
-    return {kind: config.size(name) if config.has(name) else rates.size(kind) for kind, name in older_names.items()}
+    return {
+        layer_kind: config.size(name) if config.has(name) else rates.size(layer_kind)
+        for layer_kind, name in older_names.items()
+    }
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
@@ -146,18 +149,18 @@ DEFAULTS: dict[str, Any] = {
 
 def _compressed(model_facts: Facts) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
-    kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
-        kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2]
+        type_names[0] if m.compress_rate is None else type_names[1] if m.indexer is not None else type_names[2]
         for m in model_facts.mixers
     ]
 
 
 def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
     """Returns the tokens per compressed entry for each kind of layer with such entries."""
-    kinds = zip(_compressed(model_facts), model_facts.mixers, strict=True)
+    kinds_and_mixers = zip(_compressed(model_facts), model_facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
-        kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
+        layer_kind: m.compress_rate for layer_kind, m in kinds_and_mixers if m.compress_rate is not None
     }
 
 

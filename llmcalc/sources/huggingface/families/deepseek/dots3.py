@@ -43,14 +43,14 @@ def _dots3_note_text(config: Config) -> Table:
         glu(config, width=shared_width * config.size("n_shared_experts")),
         **SIGMOID,
     )
-    kinds: Table = {
+    layer_tables: Table = {
         "full": {},
         "indexed": {"attention": {"indexer": indexer}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
     }
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_ranges(config, depth), kinds), (_networks(config, depth), network_kinds))
+    stack = combined_kinds((_ranges(config, depth), layer_tables), (_networks(config, depth), network_kinds))
     return decoder(config, block, norm, stack=stack)
 
 
@@ -90,11 +90,11 @@ def _window_sizes(config: Config) -> Table:
         first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
         section = Config(first_fields, {}, config.model_type, where=f"{config.where}per_layer_config.")
         return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
-    sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
+    latent_sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
     rotary = config.maybe("swa_qk_rope_head_dim")
     if rotary is None:
-        rotary = config.size("swa_head_dim") - sizes["qk_nope_head_dim"]
-    return {**sizes, "qk_rope_head_dim": rotary}
+        rotary = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
+    return {**latent_sizes, "qk_rope_head_dim": rotary}
 
 
 def _in_float32(op: Op) -> Op:

@@ -57,10 +57,13 @@ def _sparse(config: Config, choices: list[str]) -> Table:
     )
     networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
     experts = routed(config, **SIGMOID)
-    network, kinds = glu(config) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    network, layer_kinds = (
+        glu(config) if "dense" in networks else experts,
+        {"dense": {}, "moe": {"feed_forward": experts}},
+    )
     block = {"attention": mla(config, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     mtp_fields = prediction(config)
     if mtp_fields and "shared" in choices:
@@ -81,7 +84,7 @@ def _axk2(config: Config) -> Table:
     default = ["moe" if i >= first_moe and i % period == 0 else "dense" for i in range(depth)]
     networks, experts = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default), routed(config, **SIGMOID)
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    kinds: Table = {
+    layer_tables: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in networks
         else {},
@@ -94,7 +97,7 @@ def _axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.size("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=combined_kinds((networks, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((networks, layer_tables)))
 
 
 SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}

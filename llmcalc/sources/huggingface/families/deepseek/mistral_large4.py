@@ -48,9 +48,9 @@ def _mistral_large4_text(config: Config) -> Table:
         "norm_placement": "pre",
     }
     layers = list(zip(positions, choices, sharing, strict=True))
-    kinds: Table = {}
+    layer_tables: Table = {}
     for position, choice, latents in layers:
-        kinds["_".join((position, choice, latents))] = {
+        layer_tables["_".join((position, choice, latents))] = {
             "attention": {
                 **position_kinds[position],
                 **({"indexer": {"shared": True}} if choice == "shared" else {}),
@@ -59,7 +59,7 @@ def _mistral_large4_text(config: Config) -> Table:
         }
     names = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables), (networks, network_kinds)))
 
 
 def _positions(config: Config, depth: int) -> list[str]:

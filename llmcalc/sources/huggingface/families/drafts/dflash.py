@@ -56,8 +56,8 @@ def _dspark(config: Config) -> Table:
     table = _dflash(config)
     proposal: Table = {}
     if config.count("markov_rank"):
-        kinds = {name: name for name in ("vanilla", "gated", "rnn")}
-        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(kinds, "markov_head_type")}
+        head_kinds = {name: name for name in ("vanilla", "gated", "rnn")}
+        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
     alpha = config.number("confidence_head_alpha")
     if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:

@@ -94,11 +94,14 @@ def _laguna(config: Config) -> Table:
         raise config.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     heads_vary = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(ranges, heads, strict=True)]
+    names = [
+        f"{layer_kind}{head_count}" if heads_vary else layer_kind
+        for layer_kind, head_count in zip(ranges, heads, strict=True)
+    ]
     window = {"full": {}, "sliding": _window(config)}
     attention_fields = {
-        name: {"attention": {"num_attention_heads": head_count, **window[kind]}}
-        for name, head_count, kind in zip(names, heads, ranges, strict=True)
+        name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
+        for name, head_count, layer_kind in zip(names, heads, ranges, strict=True)
     }
     networks = _networks(config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size"))
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}

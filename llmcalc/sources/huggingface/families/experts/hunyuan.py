@@ -102,7 +102,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
     if config.has("moe_layer_num_skipped"):
         config.must("moe_layer_num_skipped", 0)
     top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
-    kinds: Table = {
+    layer_tables: Table = {
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
         for k in top_k_by_layer
     }
@@ -112,7 +112,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], kinds)))
+    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
 
 
 def _hy_v3(config: Config) -> Table:

@@ -66,8 +66,10 @@ def _inkling_text(config: Config) -> Table:
         "norm": norm,
         "conv_kernel_size": kernel,
     }
-    kinds: Table = {"full": {}, "sliding": {"attention": sliding}}
-    stack = combined_kinds((_ranges(config, depth), kinds), (networks, {"dense": {}, "moe": {"feed_forward": experts}}))
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
+    stack = combined_kinds(
+        (_ranges(config, depth), layer_tables), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+    )
     stack["embedding_norm"] = norm
     _uncounted_prediction(config)
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}

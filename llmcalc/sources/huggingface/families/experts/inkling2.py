@@ -45,10 +45,10 @@ def _inkling2_text(config: Config) -> Table:
     changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding, "separate_inputs": False}}
     default = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
-    for i, kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
+    for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
         finished, starts = ceil_div(i, block_size), i % block_size == 0
         residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        layers.append((f"{kind}_{finished}" + ("_start" if starts else ""), {**changes[kind], **residuals}))
+        layers.append((f"{layer_kind}_{finished}" + ("_start" if starts else ""), {**changes[layer_kind], **residuals}))
     streams: Table = {
         "type": "block_residual",
         "blocks": ceil_div(depth, block_size),

@@ -121,8 +121,8 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
     )
     network = glu(config) if "dense" in names else has_experts
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, kinds)))
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
+    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 
 
 COMMON: dict[str, Any] = {

@@ -89,12 +89,12 @@ def local_theta(config: Config) -> float:
 def _gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _mixer(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
-    kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
+    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
     return gemma_like(
         config,
         mixer,
         "sandwich",
-        sliding_stack(config, kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
+        sliding_stack(config, layer_kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
     )
 
 

@@ -56,18 +56,20 @@ def _gemma3n(config: Config) -> Table:
         config.size("hidden_size_per_layer_input"),
         config.size("altup_num_inputs"),
     )
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
-    check_shared_layers(config, kinds, shared_layers)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (kind, ffn_width) in enumerate(zip(kinds, _widths(config, depth), strict=True)):
+    for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _widths(config, depth), strict=True)):
         local: Table = (
-            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}} if kind == "sliding" else {}
+            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
+            if layer_kind == "sliding"
+            else {}
         )
         reuses_keys = shared_layers > 0 and i >= depth - shared_layers
         mixer = {**local, "kv_shared": True} if reuses_keys else local
         layers.append(
             (
-                f"{kind}_shared" if reuses_keys else kind,
+                f"{layer_kind}_shared" if reuses_keys else layer_kind,
                 {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
             )
         )

@@ -76,8 +76,11 @@ def _muse_spark_text(config: Config) -> Table:
         "feed_forward_output_norm": output_norm,
     }
     layers = [
-        (f"{kind}-{network}", {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})})
-        for (kind, layer), network in zip(_layers(config), networks, strict=True)
+        (
+            f"{layer_kind}-{network}",
+            {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})},
+        )
+        for (layer_kind, layer), network in zip(_layers(config), networks, strict=True)
     ]
     stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, rmsnorm(eps), stack=stack)
@@ -100,17 +103,17 @@ def _layers(config: Config) -> list[tuple[str, Table]]:
     """
     depth = config.size("num_hidden_layers")
     full_flags = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
-    kinds = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (kind, {"attention": {**position, **_window(config, kind)}})
-        for kind, position in zip(kinds, _positions(config, full_flags), strict=True)
+        (layer_kind, {"attention": {**position, **_window(config, layer_kind)}})
+        for layer_kind, position in zip(layer_kinds, _positions(config, full_flags), strict=True)
     ]
 
 
 def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if it is not the usual one; a base of 0 in `layer_rope_theta` means none."""
+    """Returns each layer's position encoding if it is unusual; a base of 0 in `layer_rope_theta` means none."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]
@@ -126,8 +129,8 @@ def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
     return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
 
 
-def _window(config: Config, kind: str) -> Table:
-    return {"sliding_window": config.size("sliding_window")} if kind == "sliding" else {}
+def _window(config: Config, layer_kind: str) -> Table:
+    return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
 
 
 NO_COUNT = frozenset({"final_logit_softcapping", "output_multiplier", "post_norm_eps", "qk_scale_factor"})

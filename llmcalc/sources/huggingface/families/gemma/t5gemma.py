@@ -63,10 +63,13 @@ def _side_stack(config: Config, name: str, has_cross_attention: bool = False) ->
 def _t5gemma(config: Config) -> Table:
     encoder_config, encoder = _side_stack(config, "encoder")
     if not config.flag("is_encoder_decoder"):
-        sizes = {"vocab_size": encoder_config.size("vocab_size"), "hidden_size": encoder_config.size("hidden_size")}
+        model_sizes = {
+            "vocab_size": encoder_config.size("vocab_size"),
+            "hidden_size": encoder_config.size("hidden_size"),
+        }
         config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
-            **sizes,
+            **model_sizes,
             "tie_word_embeddings": False,
             "encoder": encoder,
             "head": _head(config) if config.head == "classification" else {"type": "none"},
@@ -74,9 +77,11 @@ def _t5gemma(config: Config) -> Table:
     decoder_config, decoder = _side_stack(config, "decoder", has_cross_attention=True)
     width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
     encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
-    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    model_sizes = {
+        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+    }
     return {
-        **sizes,
+        **model_sizes,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -110,9 +115,11 @@ def _t5gemma2(config: Config) -> Table:
     ):
         part_config.close(ignored_fields, config)
     config.notes += notes
-    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    model_sizes = {
+        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+    }
     table: Table = {
-        **sizes,
+        **model_sizes,
         "tie_word_embeddings": is_tied,
         "encoder": encoder,
         "decoder": decoder,
@@ -158,13 +165,13 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
+    layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
     local = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, kinds, sliding=local),
+        **sliding_stack(config, layer_kinds, sliding=local),
     }
 
 
@@ -228,20 +235,20 @@ def _side_config(model_facts: Facts, side: str) -> dict[str, Any]:
     side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}
-    mixer, context = side_facts.find(Attention), model_facts.spec.max_position_embeddings
+    mixer, context_length = side_facts.find(Attention), model_facts.spec.max_position_embeddings
     values |= {
         "hidden_activation": side_facts.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
     values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
-    values |= {} if context is None else {"max_position_embeddings": context}
-    sizes = {
+    values |= {} if context_length is None else {"max_position_embeddings": context_length}
+    model_sizes = {
         "vocab_size": stack.vocab_size or model_facts.spec.vocab_size,
         "hidden_size": stack.hidden_size or model_facts.spec.hidden_size,
     }
     return {
-        **sizes,
+        **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
         "rope_theta": side_facts.position.rope_theta,

@@ -66,7 +66,9 @@ def _exaone_moe(config: Config) -> Table:
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
-    if config.has("is_moe_layer") and config.get("is_moe_layer") != [kind == "sparse" for kind in network_kinds]:
+    if config.has("is_moe_layer") and config.get("is_moe_layer") != [
+        layer_kind == "sparse" for layer_kind in network_kinds
+    ]:
         raise config.wrong(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )

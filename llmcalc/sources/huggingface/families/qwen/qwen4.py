@@ -74,16 +74,16 @@ def _qwen4(config: Config) -> Table:
         "hc_lowrank": rank,
     }
     period = config.size("full_attention_interval")
-    kinds = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", KINDS, ["full" if (i + 1) % period == 0 else "linear" for i in range(depth)]
     )
     inputs = _ngram_inputs(config, norm, streams)
     layers: list[tuple[str, Table]] = []
-    for i, kind in enumerate(kinds):
-        if i + 1 in inputs and kind == "full":
+    for i, layer_kind in enumerate(layer_kinds):
+        if i + 1 in inputs and layer_kind == "full":
             raise config.wrong("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
-        changes: Table = {"attention": full} if kind == "full" else {}
-        layers.append((kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
+        changes: Table = {"attention": full} if layer_kind == "full" else {}
+        layers.append((layer_kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
     shared: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared}}
     return decoder(config, block, None, stack=stack)

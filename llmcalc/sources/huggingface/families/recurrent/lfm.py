@@ -79,7 +79,7 @@ def _lfm2_moe(config: Config) -> Table:
         router=router,
     )
     networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
-    kinds = {
+    layer_tables = {
         f"{mixer}_{network}": {
             "attention": table,
             "feed_forward": networks[network],
@@ -93,7 +93,7 @@ def _lfm2_moe(config: Config) -> Table:
     dense_layers = config.count("num_dense_layers")
     mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        kinds, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
+        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 

@@ -70,7 +70,7 @@ def _layers(config: Config) -> list[str]:
 
 def _mamba(config: Config) -> Table:
     heads, has_bias = config.size("mamba_num_heads"), config.flag("use_bias")
-    sizes = {
+    mamba_fields = {
         "num_heads": heads,
         "head_dim": config.size("mamba_head_dim"),
         "state_size": config.size("ssm_state_size"),
@@ -86,7 +86,7 @@ def _mamba(config: Config) -> Table:
     }
     return {
         "type": "mamba2",
-        **sizes,
+        **mamba_fields,
         **kernel,
         **other_fields,
         "use_bias": has_bias,

@@ -57,16 +57,16 @@ def _stacked(config: Config, mixer: Table, block: Table, names: list[str], block
     mixer_fields = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
-    kinds: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
+    layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied, layers = (
         config.flag("tie_word_embeddings"),
         list(block_of_layer.values()),
     )  # the classes tie the shared blocks and all other ties, or nothing
     for name in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
-        kinds[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
+        layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     layer_kinds = [block_of_layer.get(i, "mamba") for i in range(depth)]
-    stack = stack_of_kinds(kinds, layer_kinds)
+    stack = stack_of_kinds(layer_tables, layer_kinds)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
     return decoder(
         config,
@@ -94,7 +94,7 @@ def _zamba(config: Config) -> Table:
         config.size("mamba_expand") * config.size("hidden_size"),
     )
     config.divided("n_mamba_heads", channels, heads)
-    sizes = {
+    mamba_fields = {
         "intermediate_size": channels,
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
@@ -105,7 +105,7 @@ def _zamba(config: Config) -> Table:
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
-    mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
+    mixer = {"type": "mamba", **mamba_fields, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
@@ -128,7 +128,7 @@ def _zamba2(config: Config) -> Table:
     head_dim = config.divided("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
         raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
-    sizes = {
+    mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
         "state_size": config.size("mamba_d_state"),
@@ -139,7 +139,7 @@ def _zamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "norm": rmsnorm(1e-5),
     }
-    mixer = {"type": "mamba2", **sizes, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
+    mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
     if (config.maybe("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.wrong(

@@ -130,9 +130,12 @@ def _klear(config: Config) -> Table:
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {}}
+    layer_tables: Table = {
+        "moe": {},
+        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {},
+    }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _hunyuan(config: Config) -> Table:
@@ -161,10 +164,10 @@ def _hunyuan(config: Config) -> Table:
             glu(config, width=expert_width),
             shared_network if config.flag("use_mixed_mlp_moe") else None,
         )
-    kinds: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
+    layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     names = ["shared" if i % period else "computed" for i in range(depth)]
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _in_every_layer(config: Config, name: str, depth: int) -> int:
@@ -202,10 +205,10 @@ def _arctic(config: Config) -> Table:
         expert_layer |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
     dense_network = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
+    layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
     if {*names} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
-    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _grok_2(config: Config) -> Table:
@@ -235,7 +238,7 @@ def _minimax_m1(config: Config) -> Table:
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.size("rotary_dim")
-    return minimax(config, ["full" if kind else "linear" for kind in attention_flags], position)
+    return minimax(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
 
 
 def _sarvam_mla(config: Config) -> Table:
@@ -266,14 +269,14 @@ def _smallthinker(config: Config) -> Table:
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
-    norm, names, kinds = rmsnorm(config.number("rms_norm_eps")), [], {}
+    norm, names, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
     for rotates, is_windowed in zip(rotary, window_flags, strict=True):
         fields: Table = {} if rotates else {"position": "none"}
         fields |= {"sliding_window": window} if is_windowed and window else {}
         names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
-        kinds[names[-1]] = {"attention": fields} if fields else {}
+        layer_tables[names[-1]] = {"attention": fields} if fields else {}
     block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}

@@ -51,10 +51,10 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     return _text_as(config, TEXT_OF_VERSION[number], config.data)
 
 
-def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
+def _text_as(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the text model that the fields describe, read under the given model type."""
-    family = family_of(kind)
-    text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
+    family = family_of(model_type)
+    text = config_of({**fields, "architectures": []}, model_type, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
     config.fields_read |= text.fields_read | family.ignored
     config.notes += text.notes

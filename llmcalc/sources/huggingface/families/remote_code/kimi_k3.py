@@ -75,9 +75,9 @@ def _mixers(config: Config, depth: int) -> _Mixers:
     )
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
-    kinds = kimi_mixers(config, linear_config, depth)
+    layer_kinds = kimi_mixers(config, linear_config, depth)
     linear_config.close(frozenset(), config)
-    return _Mixers(linear, full, kinds)
+    return _Mixers(linear, full, layer_kinds)
 
 
 def _experts(config: Config) -> Table:

@@ -23,13 +23,13 @@ def _mimo_v2(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
-    sizes = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
+    head_fields = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
     sliding_sizes = {
-        name: config.size(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in sizes.items()
+        name: config.size(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
     }
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
-    mixer = attention(config, **qkv, **sizes)
+    mixer = attention(config, **qkv, **head_fields)
     ranges = ["sliding" if mark else "full" for mark in _marks(config, "hybrid_layer_pattern", depth)]
     networks = ["moe" if mark else "dense" for mark in _marks(config, "moe_layer_freq", depth)]
     experts = moe(

@@ -24,9 +24,9 @@ def _minicpm_sala(config: Config) -> Table:
         beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
     block = {"attention": _sparse(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"sparse": {}, "lightning": {"attention": _lightning(config, norm)}}
+    layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning(config, norm)}}
     names = ["sparse" if name == SPARSE else "lightning" for name in types]
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _sparse(config: Config) -> Table:

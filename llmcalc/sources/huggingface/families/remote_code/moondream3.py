@@ -60,9 +60,9 @@ def _moondream3(config: Config) -> Table:
     }
     block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
     first = experts.count("start_layer")
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": routed}}
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
     names = ["dense" if layer < first else "moe" for layer in range(depth)]
-    sizes = Config(
+    model_sizes = Config(
         {
             "vocab_size": text.size("vocab_size"),
             "hidden_size": hidden,
@@ -74,7 +74,7 @@ def _moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(sizes, block, norm, {"bias": True}, combined_kinds((names, kinds)))
+    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((names, layer_tables)))
 
 
 def _section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:

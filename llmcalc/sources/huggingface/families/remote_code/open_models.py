@@ -50,9 +50,9 @@ def _hf_olmo(config: Config) -> Table:
 
 def _norm(config: Config, affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
-    kinds = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
+    layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
     fields = {"bias": bias} if affine else {"weight": False}
-    norm: Table = config.choice(kinds, "layer_norm_type")(eps, **fields)
+    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **fields)
     return norm
 
 

@@ -176,17 +176,17 @@ def bart_like(
     }
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = config.size("max_position_embeddings")
-    context: Table = {"position": position}
+    stack_fields: Table = {"position": position}
     if embedding_norm:
-        context["embedding_norm"] = layernorm()
+        stack_fields["embedding_norm"] = layernorm()
     if placement == "pre":
-        context["final_norm"] = layernorm()
+        stack_fields["final_norm"] = layernorm()
     for side in ("encoder", "decoder"):
         depth = config.size("num_hidden_layers") if side == "encoder" else config.size("decoder_layers")
         table[side] = {
             "num_hidden_layers": depth,
             "block": block(config, side, placement, bias),
-            **context,
+            **stack_fields,
             **sides.get(side, {}),
         }
     if decoder_only:

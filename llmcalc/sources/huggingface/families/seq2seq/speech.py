@@ -18,7 +18,7 @@ from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_lik
 
 def _speech_to_text(config: Config) -> Table:
     kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
-    if len(kernels) != layers or any(size % 2 == 0 for size in kernels):
+    if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
         raise config.wrong("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
     channels = config.size("conv_channels")
     if channels % 2:

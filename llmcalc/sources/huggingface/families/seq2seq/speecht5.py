@@ -66,10 +66,10 @@ def _stem(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     count = len(lists["dim"])
-    for name, sizes in lists.items():
-        if len(sizes) != count or not sizes or 0 in sizes:
+    for name, list_values in lists.items():
+        if len(list_values) != count or not list_values or 0 in list_values:
             raise config.wrong(
-                f"conv_{name}", sizes, f"{max(count, 1)} positive whole numbers, as many as conv_dim has"
+                f"conv_{name}", list_values, f"{max(count, 1)} positive whole numbers, as many as conv_dim has"
             )
     groups = config.size("num_conv_pos_embedding_groups")
     config.divided("num_conv_pos_embedding_groups", hidden, groups)

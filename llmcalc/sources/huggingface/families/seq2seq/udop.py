@@ -55,16 +55,16 @@ def _bias_buckets(config: Config) -> list[int]:
     expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(entries, list) or not 1 <= len(entries) <= 16:
         raise config.wrong(field, entries, expected)
-    sizes = []
+    bucket_counts = []
     for i, entry in enumerate(entries):
         known_type = isinstance(entry, dict) and entry.get("type") in (BIASES if i else BIASES[:1])
-        size = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
-        if not is_whole(size) or not 4 <= size <= LARGEST:
+        bucket_count = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+        if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.wrong(field, entries, expected)
         if entry.get("prefix_bucket", False) is not False:
             raise config.wrong(field, entries, "tables without prefix_bucket")
-        sizes.append(size)
-    return sizes
+        bucket_counts.append(bucket_count)
+    return bucket_counts
 
 
 def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
@@ -75,8 +75,11 @@ def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
 def _written_biases(model_facts: Facts) -> list[dict[str, Any]]:
     bias = present(model_facts.first.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
-    kinds = (*BIASES, *["vertical"] * len(buckets))
-    return [{"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)]
+    layer_kinds = (*BIASES, *["vertical"] * len(buckets))
+    return [
+        {"type": kind, "relative_attention_num_buckets": bucket_count}
+        for kind, bucket_count in zip(layer_kinds, buckets, strict=False)
+    ]
 
 
 FAMILIES = {
