@@ -687,8 +687,8 @@ def compare(
     check_compared(bool(models), all, selection)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
-        chosen = [preset.name for preset, _ in compared_models] if all else models
-        compared_models = [(parsed_options.read(model), None) for model in chosen]
+        chosen_names = [preset.name for preset, _ in compared_models] if all else models
+        compared_models = [(parsed_options.read(model), None) for model in chosen_names]
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,

@@ -19,8 +19,8 @@ def one_line(text: str) -> str:
     if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
         text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
     line = printable(text)
-    half = LONGEST_MESSAGE // 2
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
+    half_length = LONGEST_MESSAGE // 2
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half_length]} … {line[-half_length:]}"
 
 
 class InputError(ValueError):

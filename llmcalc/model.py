@@ -110,10 +110,12 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        source = None if self.encoder is None else self._source_width(self.encoder)
-        for side, stack in self.stacks():
+        source_width = None if self.encoder is None else self._source_width(self.encoder)
+        for stack_name, stack in self.stacks():
             width = stack.hidden_size or self.hidden_size
-            stack.check_place(Standing(side, width, side, source_width=source if side == "decoder" else None))
+            stack.check_place(
+                Standing(stack_name, width, stack_name, source_width=source_width if stack_name == "decoder" else None)
+            )
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
@@ -242,7 +244,7 @@ class ModelSpec(Part):
             ("encoder", self.encoder),
             ("decoder", self.decoder),
         ]
-        return [(side, stack) for side, stack in both_stacks if stack is not None]
+        return [(stack_name, stack) for stack_name, stack in both_stacks if stack is not None]
 
     @property
     def source_tokens(self) -> int | None:
@@ -321,20 +323,20 @@ class ModelSpec(Part):
             table = f.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
-            source = self._source_rows if has_two_stacks else TOKENS
+            source_rows = self._source_rows if has_two_stacks else TOKENS
             role = self._weight_role("embed_tokens")
-            x, table = f.table("embed_tokens", rows, embedding_axis, of=source, kind="embedding", role=role)
+            x, table = f.table("embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=role)
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         x = x if has_two_stacks else self._projected_embeddings(f, x, hidden)
-        for side, stack in self.stacks():
-            f.causal = side == "decoder"
+        for stack_name, stack in self.stacks():
+            f.causal = stack_name == "decoder"
             if not has_two_stacks:
                 x = stack.flow(f, x, None if stack.input_size is None else hidden)
                 continue
-            x = x if side == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
-            with f.scope(side) as scope:
-                if side == "encoder":
+            x = x if stack_name == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
+            with f.scope(stack_name) as scope:
+                if stack_name == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
                     x = f.memory = scope.gives = self._encoder_output(f, stack, x)
                 else:
@@ -545,15 +547,15 @@ def _reference_class() -> type[nn.Module]:
                 x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source: Tensor | None, forward_pass: Run) -> Tensor:
+        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: Run) -> Tensor:
             if not hasattr(self, "encoder"):
                 only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_pass)
                 return only_stack
-            if source is not None:
+            if source_input is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
                 forward_pass.memory = self.encoder(
-                    source if reads_features else self.embed(source),
+                    source_input if reads_features else self.embed(source_input),
                     Run(grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity),
                 )
             out: Tensor = self.decoder(self.embed(ids), forward_pass)

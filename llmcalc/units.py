@@ -72,12 +72,12 @@ def bits_to_bytes(bits: int) -> int:
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit in which it is at least 1, and that unit."""
-    scaled_value, step = float(value), 0
-    while abs(scaled_value) >= base and step < len(names) - 1:
-        scaled_value, step = scaled_value / base, step + 1
-    if step < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
-        scaled_value, step = scaled_value / base, step + 1
-    return scaled_value, names[step]
+    scaled_value, unit_index = float(value), 0
+    while abs(scaled_value) >= base and unit_index < len(names) - 1:
+        scaled_value, unit_index = scaled_value / base, unit_index + 1
+    if unit_index < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
+        scaled_value, unit_index = scaled_value / base, unit_index + 1
+    return scaled_value, names[unit_index]
 
 
 def count(value: int) -> str:

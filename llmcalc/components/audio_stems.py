@@ -70,9 +70,9 @@ class SubsamplingStem(Stem):
             y = recorder.mul(values, recorder.act(gate, "sigmoid"))
         return y
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
-        return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
+        return batch, 2 ** len(self.conv_kernel_sizes) * encoder_positions, self.num_mel_bins
 
     def reference(self, model_properties: Context) -> nn.Module:
         return _subsampling_class()(self, model_properties.hidden_size)
@@ -108,9 +108,9 @@ class WaveformStem(Stem):
         )
         return recorder.act(recorder.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        return batch, 384 * source + 511
+        return batch, 384 * encoder_positions + 511
 
     def reference(self, model_properties: Context) -> nn.Module:
         return _waveform_class()(model_properties.hidden_size)

@@ -351,8 +351,8 @@ class TokenMixer(Component):
         """The position encoding in the mixer's scores; None without one."""
         return None
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with `number` key and value heads, all of them cached; unchanged without such heads."""
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with `kv_heads` key and value heads, all of them cached; unchanged without such heads."""
         return self
 
     def without_window(self) -> Self:

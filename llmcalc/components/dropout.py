@@ -31,11 +31,13 @@ class Dropout(Record):
 
     def probabilities(self) -> dict[str, float]:
         """Returns the dropout probabilities above 0 by place."""
-        return {place: probability for place, probability in self if probability}
+        return {dropout_place: probability for dropout_place, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same places with another probability."""
-        return Dropout(**{place: probability for place, place_probability in self if place_probability is not None})
+        return Dropout(
+            **{dropout_place: probability for dropout_place, place_probability in self if place_probability is not None}
+        )
 
 
 ATTENTION_ALONE = Dropout.model_construct(attention=0.0)

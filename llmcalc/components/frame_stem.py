@@ -53,9 +53,9 @@ class FrameStem(Stem):
         y = recorder.act(recorder.conv("conv1", y, wide_axis, kernel=5, bias=True, rows=half_rows), "silu")
         return recorder.conv("conv2", y, *axes, kernel=5, bias=True, rows=SOURCE)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        return batch, 4 * source * self.frame_size
+        return batch, 4 * encoder_positions * self.frame_size
 
     def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -62,12 +62,12 @@ class Clusters(Part):
             recorder.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
         recorder.buffer("token_ordering", vocab, indices=True)
         weight = recorder.unread_table("decoder", vocab, hidden) if output is None else output
-        count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
-        embeddings = recorder.look_up(weight, Multiple(of=rows, by=count), by="chosen")
-        scored = Axis("vocab", count)
+        chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
+        embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
+        scored = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",
-            ops.Product(1, hidden.size, count, rows),
+            ops.Product(1, hidden.size, chosen_tokens, rows),
             x.view(hidden, rows=rows),
             embeddings.view(scored, hidden, rows=rows),
             axes=(scored,),

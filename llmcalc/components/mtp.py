@@ -182,8 +182,10 @@ def _reference_class() -> Callable[..., nn.Module]:
             return predictions
 
     def build(spec: MultiTokenPrediction, model_properties: Context, block: Layer, output: nn.Parameter) -> nn.Module:
-        number = spec.num_nextn_predict_layers
-        modules = PredictionReference(ModuleReference(spec, model_properties, block, output) for _ in range(number))
+        module_count = spec.num_nextn_predict_layers
+        modules = PredictionReference(
+            ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
+        )
         for module in modules if spec.repeated else ():
             share_tensors(modules[0], module)
         return modules

@@ -61,5 +61,5 @@ def _quarter_turned(x: Tensor) -> Tensor:
     """Replaces each pair (a, b) of x by (−b, a); a is in the first half of the last axis, b in the second."""
     import torch
 
-    half = x.shape[-1] // 2
-    return torch.cat([-x[..., half:], x[..., :half]], -1)
+    half_length = x.shape[-1] // 2
+    return torch.cat([-x[..., half_length:], x[..., :half_length]], -1)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def share_tensors(source: nn.Module, target: nn.Module) -> None:
+def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
-    for path, tensor in [*source.named_parameters(), *source.named_buffers()]:
+    for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
         holder, _, name = path.rpartition(".")
         setattr(target.get_submodule(holder), name, tensor)
 
@@ -77,13 +77,13 @@ class Run:
         return positions
 
 
-def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
+def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
     """Applies the dropout function that a module has for a place, if it has one.
 
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    out: Tensor = dropouts[place](x) if place in dropouts else x
+    out: Tensor = dropouts[dropout_place](x) if dropout_place in dropouts else x
     return out
 
 

@@ -47,9 +47,9 @@ class SpectrumStem(Stem):
         axes = width or x.axes
         return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
-        return batch, self.frames_per_position * source, self.subsampling.num_mel_bins
+        return batch, self.frames_per_position * encoder_positions, self.subsampling.num_mel_bins
 
     def reference(self, model_properties: Context) -> nn.Module:
         from torch import nn

@@ -149,16 +149,18 @@ class Stack(Component):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_variants(cls, data: Any) -> Any:
+    def _fill_variants(cls, stack_table: Any) -> Any:
         """Fills the missing fields of a layer variant from the stack's `block`."""
-        variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
+        variants, block = (
+            (stack_table.get("variants"), stack_table.get("block")) if isinstance(stack_table, dict) else (None, None)
+        )
         if not isinstance(variants, dict) or not isinstance(block, dict):
-            return data
+            return stack_table
         full_variants = {
             name: overlaid(block, changes) if isinstance(changes, dict) else changes
             for name, changes in variants.items()
         }
-        return {**data, "variants": full_variants}
+        return {**stack_table, "variants": full_variants}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

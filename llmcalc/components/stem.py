@@ -43,8 +43,8 @@ class Stem(Component):
         """The recorded input of the stem: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
-    def frames(self, batch: int, source: int) -> tuple[int, ...]:
-        """Returns the shape of the stem's input. source: the number of encoder positions, if it varies."""
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
+        """Returns the shape of the stem's input. encoder_positions: the number of encoder positions, if it varies."""
         raise TypeError(f"{type(self).__name__} has no input")
 
 
@@ -88,7 +88,7 @@ class ConvStem(Stem):
     def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 

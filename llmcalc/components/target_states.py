@@ -97,13 +97,13 @@ class TargetStates(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]
-        count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
-        states = recorder.received(x, count, size)
+        state_count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
+        states = recorder.received(x, state_count, size)
         if self.masked:
-            recorder.vector("mask_hidden", count, size, role="kept")
+            recorder.vector("mask_hidden", state_count, size, role="kept")
         recorder.hold(states=states)
         if self.state_norm is not None:
-            states = recorder.norm("state_norm", states, self.state_norm, (size,), count)
+            states = recorder.norm("state_norm", states, self.state_norm, (size,), state_count)
         elif self.joined_norm is not None:
             states = recorder.norm("joined_norm", states, self.joined_norm)
         projected_states = states

@@ -97,9 +97,9 @@ class WaveStem(Stem):
             z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        samples = source
+        samples = encoder_positions
         for convolution in reversed(self.convolutions):
             samples = (samples - 1) * convolution.stride + convolution.kernel
         return batch, samples

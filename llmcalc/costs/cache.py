@@ -94,7 +94,9 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """The number of cached elements in format `dtype`: keys, values, latents; no states of other formats."""
-        elements: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
+        elements: int = self.tree.total(
+            lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
+        )
         return elements
 
     @property
@@ -116,7 +118,9 @@ class CacheSize:
         """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
         return [
-            place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own_cost(cost)
+            node_position
+            for node_position in self.tree.walk(RunConfig(self.workload))
+            if not node_position.optional and node_position.own_cost(cost)
         ]
 
     @property
@@ -135,12 +139,12 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         cost = cache_bits_of(self.dtype)
-        for place in self._cache_places():
-            op = place.node.op
-            tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
+        for node_position in self._cache_places():
+            op = node_position.node.op
+            tokens, width = (_tokens_of(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
-            layers[group] = layers.get(group, 0) + place.times
-            bits[group] = bits.get(group, 0) + place.times * place.own_cost(cost)
+            layers[group] = layers.get(group, 0) + node_position.times
+            bits[group] = bits.get(group, 0) + node_position.times * node_position.own_cost(cost)
         return [
             CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(b))
             for (cache_kind, tokens, width), b in bits.items()
@@ -183,10 +187,10 @@ class CacheSize:
         return {tokens: self.after(tokens).bytes for tokens in self.contexts}
 
 
-def _tokens_of(cache: KVCache, place: Place) -> int:
+def _tokens_of(cache: KVCache, node_position: Place) -> int:
     """Returns the number of cached tokens per sequence."""
-    assert place.run_config is not None
-    tokens: int = exact_div(cache.cache_bits(place.run_config.with_workload(batch=1), 1), cache.width)
+    assert node_position.run_config is not None
+    tokens: int = exact_div(cache.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache.width)
     return tokens
 
 

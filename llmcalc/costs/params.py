@@ -90,10 +90,10 @@ class ParameterCount:
     def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each excluded optional part, by its name."""
         left_out_params: dict[str, Number] = {}
-        for place in self.tree.walk():
-            option = place.node.optional
+        for node_position in self.tree.walk():
+            option = node_position.node.optional
             if option and option not in self.include:
-                left_out_params[option] = left_out_params.get(option, 0) + place.total(total_of)
+                left_out_params[option] = left_out_params.get(option, 0) + node_position.total(total_of)
         return left_out_params
 
 

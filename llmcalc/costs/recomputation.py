@@ -54,8 +54,8 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
             total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                place.in_model(Use.forward_flops, include)
-                for path, place in _modules_below(layer)
+                node_position.in_model(Use.forward_flops, include)
+                for path, node_position in _modules_below(layer)
                 if path in recompute.nodes
             )
     return total
@@ -79,8 +79,13 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:
             modules = {path: module for path, module in _scopes_by_path(scope) if path in recompute.nodes}
-            modules_of_layer = [(place, modules[path]) for path, place in _modules_below(layer) if path in modules]
-            total += sum(times(_last_product_flops(module, place), place.times) for place, module in modules_of_layer)
+            modules_of_layer = [
+                (node_position, modules[path]) for path, node_position in _modules_below(layer) if path in modules
+            ]
+            total += sum(
+                times(_last_product_flops(module, node_position), node_position.times)
+                for node_position, module in modules_of_layer
+            )
     return total
 
 
@@ -91,17 +96,19 @@ def _value_product_flops(op_use: Use) -> Number:
     return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)
 
 
-def _last_product_flops(scope: Scope, place: Place) -> Number:
+def _last_product_flops(scope: Scope, node_position: Place) -> Number:
     """Counts the FLOPs of the last product of a module; 0 if it ends in another operation."""
     op = _last_product(scope)
-    return 0 if op is None else Use(op, place.roles, place.run_config).forward_flops()
+    return 0 if op is None else Use(op, node_position.roles, node_position.run_config).forward_flops()
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
     """Returns (node, steps of its program) of every kind of layer."""
-    places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
+    node_positions = [
+        node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
+    ]
     scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
-    return zip(places, scopes, strict=True)
+    return zip(node_positions, scopes, strict=True)
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:

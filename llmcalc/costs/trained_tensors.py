@@ -36,29 +36,39 @@ class TrainedTensor:
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor, a tied tensor once. Stacked experts are one tensor, as in the reference."""
-    for place in tree.walk():
-        use = place.use
-        if use is not None and not (place.optional and place.optional not in include):
-            for tensor in use.tensors():
-                yield TrainedTensor(tensor, place.kind, place.times, _path_without_indices(place), is_in_layer(place))
+    for node_position in tree.walk():
+        op_use = node_position.use
+        if op_use is not None and not (node_position.optional and node_position.optional not in include):
+            for tensor in op_use.tensors():
+                yield TrainedTensor(
+                    tensor,
+                    node_position.kind,
+                    node_position.times,
+                    _path_without_indices(node_position),
+                    is_in_layer(node_position),
+                )
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
-    return tuple(dict.fromkeys(_path_without_indices(place) for place in tree.walk() if place.node.kind == "layer"))
+    return tuple(
+        dict.fromkeys(
+            _path_without_indices(node_position) for node_position in tree.walk() if node_position.node.kind == "layer"
+        )
+    )
 
 
-def _path_without_indices(place: Place) -> str:
+def _path_without_indices(node_position: Place) -> str:
     """Returns the path of a node, without indices."""
-    parent_names = "" if place.above is None else _path_without_indices(place.above)
-    return f"{parent_names}.{place.node.name}".strip(".")
+    parent_names = "" if node_position.above is None else _path_without_indices(node_position.above)
+    return f"{parent_names}.{node_position.node.name}".strip(".")
 
 
-def is_in_layer(place: Place | None) -> bool:
+def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside one of the model's layers."""
-    while place is not None and place.node.kind != "layer":
-        place = place.above
-    return place is not None
+    while node_position is not None and node_position.node.kind != "layer":
+        node_position = node_position.above
+    return node_position is not None
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:

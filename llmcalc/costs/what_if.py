@@ -66,7 +66,9 @@ def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
     """Returns the spec with `change` applied to every token mixer, cross-attention included."""
-    return spec.model_copy(update={side: _changed_stack(stack, change, spec) for side, stack in spec.stacks()})
+    return spec.model_copy(
+        update={stack_name: _changed_stack(stack, change, spec) for stack_name, stack in spec.stacks()}
+    )
 
 
 def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:

@@ -136,30 +136,32 @@ class ModuleNames:
         sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
         return (*roots, *sides)
 
-    def _stack_names(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                nodes = self._node_names(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
-                self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        apart = {layer.label for layer in layers if f"{side}layers.{layer.label}" in self._own}
+                nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
+                self._outside |= {f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes}
+        apart = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
         together = [layer for layer in layers if layer.label not in apart]
         for layer in (*layers, *predictors):
             is_apart = layer.name == "layers" and layer.label in apart
-            key, listed = (f"{side}layers.{layer.label}", [layer]) if is_apart else (f"{side}layers", together)
+            key, listed = (
+                (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", together)
+            )
             indices = sorted(i for other in listed if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
             lists = _split_alternatives(self._own.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
-                keys = (f"{side}{part.name}", part.name)
+                keys = (f"{stack_name}{part.name}", part.name)
                 part_names |= {
                     path: _with_earlier_names(path, names)
                     for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            sides = tuple(side for name in lists for side in name.split(" & "))
-            self._layers.setdefault(f"{side}{layer.name}", []).append(
+            sides = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
 
@@ -246,20 +248,20 @@ def _in_layer(layer: str, name: str) -> str:
     return f"{layer}.{name}" if name else layer
 
 
-def _layer_name(lists: str, number: int, layers: int) -> str:
+def _layer_name(lists: str, layer_number: int, layers: int) -> str:
     """Returns the published name of a layer, in one list of modules or in several of equal length, joined by ` + `.
 
-    number: its number among the layers with parameters of their own.
+    layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
     list_names = lists.split(" + ")
     length = max(1, layers // len(list_names))
-    name, number = (
-        (list_names[0], number)
+    name, layer_number = (
+        (list_names[0], layer_number)
         if len(list_names) == 1
-        else (list_names[min(number // length, len(list_names) - 1)], number % length)
+        else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
     )
-    return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
+    return name.replace("*", str(layer_number)) if "*" in name else f"{name}.{layer_number}"
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
@@ -348,8 +350,8 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
         all_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
     variants: list[str] = []
     for name in dict.fromkeys(all_names):
-        *steps, leaf = name.split(".")
-        choices = [(step, *EARLIER.get(step, ())) for step in steps]
+        *path_names, leaf = name.split(".")
+        choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         leaf_names = (leaf, *EARLIER.get(leaf, ()))
         variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, leaf_names)]
     return tuple(dict.fromkeys(variants))

@@ -99,7 +99,7 @@ class Recorder:
     def layers(
         self,
         x: Value,
-        record_layer: Callable[[Value], Value],
+        run: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
         name: str = "layers",
@@ -107,7 +107,7 @@ class Recorder:
     ) -> Value:
         """Records `repeat` equal layers once; each layer's output is the next layer's input."""
         with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
-            scope.takes, scope.gives = x, record_layer(x)
+            scope.takes, scope.gives = x, run(x)
         return scope.gives
 
     def side_by_side(
@@ -115,7 +115,7 @@ class Recorder:
         name: str,
         over: Axis,
         x: Value,
-        record_layer: Callable[[Value], Value],
+        run: Callable[[Value], Value],
         *,
         after: Value,
         split: bool = False,
@@ -129,7 +129,7 @@ class Recorder:
         module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
             scope.over, scope.reads, scope.slice = over, x, module_input if split else None
-            output = scope.gives = record_layer(module_input)
+            output = scope.gives = run(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 

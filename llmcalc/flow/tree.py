@@ -179,8 +179,8 @@ class Place:
 
     def own_cost(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of the node, without its child nodes."""
-        use = self.use
-        return 0 if use is None else cost(use)
+        op_use = self.use
+        return 0 if op_use is None else cost(op_use)
 
     def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of one repeat of the node, including all nodes in it.
@@ -262,8 +262,8 @@ def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
 ) -> Number:
     """Returns the cost of one repeat of a node in these roles, without objects for the positions of its children."""
-    use = _primitive_use(node, roles, run_config)
-    value: Number = 0 if use is None else cost(use)
+    op_use = _primitive_use(node, roles, run_config)
+    value: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:
         if not child.optional or child.optional in include:
             child_roles = roles if child.role == "own" else roles | {child.role}
@@ -282,12 +282,12 @@ def by_kind(
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
     sums: dict[str, Number] = {}
-    for place in root.walk(run_config):
-        if place.optional and place.optional not in include:
+    for node_position in root.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        value = times(place.own_cost(cost), place.times)
+        value = times(node_position.own_cost(cost), node_position.times)
         if not is_zero(value):
-            sums[place.kind] = add(sums.get(place.kind, 0), value)
+            sums[node_position.kind] = add(sums.get(node_position.kind, 0), value)
     return sums
 
 

@@ -94,11 +94,11 @@ class OverlappingChunks(AttentionCore):
     """
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        new, side = run_config.new(self.rows), floor_div(self.window, 2)
+        new, square_side = run_config.new(self.rows), floor_div(self.window, 2)
         if is_zero(new):
             return 0
-        chunks = 2 * ceil_div(new, 2 * side)
-        scores, sums = (chunks - 1) * (2 * side) ** 2, chunks * side * 3 * side
+        chunks = 2 * ceil_div(new, 2 * square_side)
+        scores, sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
         return 2 * run_config.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -146,16 +146,16 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
     return triangle(n)
 
 
-def _pairs_in_squares(run_config: RunConfig, side: Number) -> Number:
+def _pairs_in_squares(run_config: RunConfig, square_side: Number) -> Number:
     """Returns the number of patch pairs in the same square of an image. Squares at its edges are smaller."""
     image = run_config.workload
     if not isinstance(image, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pairs: Number = 1
     for patches in (image.rows, image.columns):
-        whole_squares = floor_div(patches, side)
-        last_rows = patches - whole_squares * side
-        pairs = pairs * (whole_squares * side * side + last_rows * last_rows)
+        whole_squares = floor_div(patches, square_side)
+        last_rows = patches - whole_squares * square_side
+        pairs = pairs * (whole_squares * square_side * square_side + last_rows * last_rows)
     return pairs
 
 

@@ -67,8 +67,8 @@ class IdentityShare(IdentityExperts):
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
 
 
-def _per_rank(number: Number, ranks: Number) -> Number:
+def _per_rank(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
-    if isinstance(number, int) and number % ranks:
-        return Fraction(number, ranks)
-    return exact_div(number, ranks)
+    if isinstance(amount, int) and amount % ranks:
+        return Fraction(amount, ranks)
+    return exact_div(amount, ranks)

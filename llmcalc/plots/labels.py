@@ -49,8 +49,8 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 
 def tick_text(value: float, write: Callable[[Any], str]) -> str:
     """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number, _, unit = write(value).partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
+    number_text, _, unit = write(value).partition(" ")
+    return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
@@ -63,8 +63,11 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     for rank, i in enumerate(order):
         mean, label_count = heights[i] - rank * distance, 1
         while blocks and blocks[-1][0] >= mean:
-            label_below, count = blocks.pop()
-            mean, label_count = (mean * label_count + label_below * count) / (label_count + count), label_count + count
+            label_below, label_count_below = blocks.pop()
+            mean, label_count = (
+                (mean * label_count + label_below * label_count_below) / (label_count + label_count_below),
+                label_count + label_count_below,
+            )
         blocks.append((mean, label_count))
     means = [mean for mean, label_count in blocks for _ in range(label_count)]
     highest_start = max(high - (len(order) - 1) * distance, low)

@@ -45,15 +45,17 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 
 def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
-    for row, (_, count) in enumerate(counts):
-        component_sizes = {component: int(parameter_count) for component, parameter_count in count.by_component.items()}
+    for row, (_, parameter_counts) in enumerate(counts):
+        component_sizes = {
+            component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
+        }
         named_parts = [(component, component_sizes.get(component, 0)) for component in COMPONENTS]
         bar_start = 0.0
         for component, parameter_count in (
             *named_parts,
-            ("other", int(count.total) - sum(parameter_count for _, parameter_count in named_parts)),
+            ("other", int(parameter_counts.total) - sum(parameter_count for _, parameter_count in named_parts)),
         ):
-            share = parameter_count / int(count.total)
+            share = parameter_count / int(parameter_counts.total)
             if not share:
                 continue
             legend = None if component in labelled_kinds else NAMES.get(component, component)
@@ -74,7 +76,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                     color=_text_colour(colour),
                 )
             bar_start += share
-        ax.text(1.01, row, units.count(int(count.total)), va="center", fontsize=9, color=INK)
+        ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
     ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)

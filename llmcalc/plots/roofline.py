@@ -93,7 +93,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     time_estimator = Pricing(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
     ridge = timed_run.peak / device.bandwidth
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
-    steps = [limits[0] * (limits[1] / limits[0]) ** (step / SAMPLES) for step in range(SAMPLES + 1)]
+    steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
     drawn_points = []
     for peak, bandwidth, line, words in (
         (timed_run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(timed_run, ridge)}"),

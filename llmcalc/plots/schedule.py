@@ -108,8 +108,8 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    awaiting_backward = [sum(count.awaiting_backward) for count in counts]
-    weights = [sum(count.weights) for count in counts]
+    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in counts]
+    weights = [sum(micro_batch_count.weights) for micro_batch_count in counts]
     ranks = range(len(counts))
     ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
     if any(weights):
@@ -124,9 +124,9 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
             hatch=hatch,
             linewidth=0,
         )
-    for rank, count in zip(ranks, counts, strict=True):
-        ax.text(count.total, rank, f" {count.total}", va="center", ha="left", color=palette.INK)
-    ax.set_xlim(0, 1.3 * max(count.total for count in counts))
+    for rank, micro_batch_count in zip(ranks, counts, strict=True):
+        ax.text(micro_batch_count.total, rank, f" {micro_batch_count.total}", va="center", ha="left", color=palette.INK)
+    ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)
     for spine in ax.spines.values():

@@ -127,11 +127,13 @@ def aspect(
             distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
                 ::-1
             ]  # one name a place
-            chosen = [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+            labelled_points = (
+                [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+            )
             place_names(
                 ax_of_panel,
-                [(point.x, point.y) for point in chosen],
-                [point.name for point in chosen],
+                [(point.x, point.y) for point in labelled_points],
+                [point.name for point in labelled_points],
                 [(point.x, point.y) for point in points],
                 (*PLACES, *RINGS) if labels else PLACES,
                 DOT**0.5 / 2,
@@ -200,7 +202,7 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
 
 def _year_as_number(release_date: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
-    date_parts = [int(number) for number in release_date.split("-") if number]
+    date_parts = [int(date_part) for date_part in release_date.split("-") if date_part]
     if not date_parts:
         return 0.0
     month = date_parts[1] if len(date_parts) > 1 else 7

@@ -59,9 +59,9 @@ def ask_compare(
         raise InputError("--users: is of the time of a token; expected --hardware too")
     load = None if hardware is None else Load(hardware.title, users or 1)
     models = []
-    for preset, count in compared_models:
+    for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model = quantities(preset.model, tokens, kv_dtype, count)
+            model = quantities(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)

@@ -95,26 +95,33 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     batch = options.global_batch or _usual_batch(question.settings.seq, devices)
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
-    steps = -(-options.tokens // step_tokens)
+    step_count = -(-options.tokens // step_tokens)
     if options.step is not None:
-        step = Amount.exactly(parse_duration("--step", options.step))
-        cost = Cost(step.times(steps), devices, power, price)
+        step_seconds = Amount.exactly(parse_duration("--step", options.step))
+        cost = Cost(step_seconds.times(step_count), devices, power, price)
         return RunCost(
-            cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed_options)
+            cost,
+            options.tokens,
+            None,
+            step_count,
+            step_seconds,
+            step_tokens,
+            measured=True,
+            assumed=tuple(assumed_options),
         )
     layout_plan = _plan_by_time(question, options, batch)
     fastest_layout = layout_plan.plan.feasible[0]
     seconds = layout_plan.range(fastest_layout)
     assert seconds is not None
     assert layout_plan.times is not None
-    step = seconds.amount
-    cost = Cost(step.times(steps), devices, power, price)
+    step_seconds = seconds.amount
+    cost = Cost(step_seconds.times(step_count), devices, power, price)
     return RunCost(
         cost,
         options.tokens,
         None,
-        steps,
-        step,
+        step_count,
+        step_seconds,
         step_tokens,
         range=seconds,
         stack_title=layout_plan.times.stack.title,
@@ -155,7 +162,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         layout,
         batch,
         1,
-        by="time",
+        order_name="time",
         nearest="never",
         time_settings=lambda record: time_settings(question, record, time_options),
     )

@@ -156,18 +156,22 @@ def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
     """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import memory_report
 
-    uses = list(question.uses())
-    result = uses[0].memory if len(uses) == 1 else [use.memory for use in uses]
-    return ReportedAnswer(result, lambda: memory_report(uses), all(use.memory.starts for use in uses))
+    engine_uses = list(question.uses())
+    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
+    return ReportedAnswer(
+        result, lambda: memory_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
+    )
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
     """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    uses = list(question.uses(with_changes=False))
-    result = uses[0].memory if len(uses) == 1 else [use.memory for use in uses]
-    return ReportedAnswer(result, lambda: cache_report(uses), all(use.memory.starts for use in uses))
+    engine_uses = list(question.uses(with_changes=False))
+    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
+    return ReportedAnswer(
+        result, lambda: cache_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
+    )
 
 
 def ask_engine_fit(
@@ -220,7 +224,7 @@ def ask_engine_fit(
             for_users(change, user_count)
             for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
         ]
-        use = EngineUse(
+        engine_use = EngineUse(
             question.preset,
             record,
             version,
@@ -231,7 +235,7 @@ def ask_engine_fit(
             launch=question.launch,
         )
     else:
-        use = EngineUse(
+        engine_use = EngineUse(
             question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch
         )
     if receipt is not None:
@@ -241,7 +245,7 @@ def ask_engine_fit(
 
     def report() -> Report:
         token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
-        return fit_report(use, options, token_times, user_count, is_named)
+        return fit_report(engine_use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, serves)
 

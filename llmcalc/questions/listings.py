@@ -59,7 +59,9 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
         selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted_presets])
     )
     selected_presets = [
-        (preset, count) for preset, count in counted_presets if selection.takes(preset.model, count.total)
+        (preset, parameter_count)
+        for preset, parameter_count in counted_presets
+        if selection.takes(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")

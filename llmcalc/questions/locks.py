@@ -74,10 +74,10 @@ def read_lock_file(file: Path) -> LockFile:
     """Reads a lock file. Raises `InputError`, which names the field, for a file that `lock` did not write."""
     from ..sources.files import LARGEST_CONFIG, parse_json, read_text
 
-    data = parse_json(read_text(file, LARGEST_CONFIG), str(file))
-    if not isinstance(data, dict) or data.get("lock") != 1:
+    document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    if not isinstance(document, dict) or document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
-    models, version = data.get("models"), data.get("llmcalc")
+    models, version = document.get("models"), document.get("llmcalc")
     if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
         raise InputError(f"{file}: models: {shown(models)}; expected a list of 1 to {MOST_MODELS:,} models")
     if not isinstance(version, str):

@@ -280,10 +280,12 @@ def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -
     """
     if "CPU" in term.device or "Host" in term.device:
         return "CPU"
-    number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
-    if number is None:
+    device_number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
+    if device_number is None:
         return term.device
-    return next((device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
+    return next(
+        (device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device)), term.device
+    )
 
 
 def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:

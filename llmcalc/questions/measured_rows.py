@@ -60,17 +60,17 @@ def calibration_of(
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     runs = [
-        _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
-        for number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
+        _measured_run(f"{path}:{line_number}", row, question, options, read_model, timer)
+        for line_number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(runs)
 
 
 def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
-    data = read_bytes(path, MOST_BYTES, "a .csv file")
+    file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
+        reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
         columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
         for name in reader.fieldnames:
@@ -80,8 +80,8 @@ def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), columns)}")
         if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
-        for count, row in enumerate(reader):
-            if count >= MOST_ROWS:
+        for row_number, row in enumerate(reader):
+            if row_number >= MOST_ROWS:
                 raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
             if None in row or None in row.values():
                 raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")

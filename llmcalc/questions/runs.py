@@ -298,15 +298,15 @@ def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
     return replace(question, draft=draft)
 
 
-def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
+def _draft_of(question: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
     if question.draft is None:
         return None
     from ..studies.draft import draft_of
 
-    workload = answer.states.workload
-    seq = workload.seq + (answer.states.phase == "decode")
-    return draft_of(question.preset, question.draft, workload.batch, seq, answer.states.kv_dtype or "bfloat16")
+    workload = target_memory.states.workload
+    seq = workload.seq + (target_memory.states.phase == "decode")
+    return draft_of(question.preset, question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
 
 
 def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
@@ -459,7 +459,7 @@ def ask_plan(
     question: RunQuestion,
     global_batch: int | None = None,
     rows: int = 10,
-    by: Order | None = None,
+    order_name: Order | None = None,
     where: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> ReportedAnswer:
@@ -467,7 +467,7 @@ def ask_plan(
 
     global_batch: see `ask_fit`.
     rows: number of layouts that are replayed and shown.
-    by: order of the layouts, time or memory; None (default) for time where it can be estimated.
+    order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
     where: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
@@ -495,7 +495,7 @@ def ask_plan(
         layout,
         global_batch,
         rows,
-        by=by,
+        order_name=order_name,
         nearest="if none fits",
         time_settings=time_settings,
     )

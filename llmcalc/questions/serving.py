@@ -82,10 +82,10 @@ class ServeOptions:
 def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
-    number = math.nan if match is None or isinstance(value, bool) else float(match[0])
-    if not 0 < number <= maximum:
+    parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
+    if not 0 < parsed_number <= maximum:
         raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
-    return number
+    return parsed_number
 
 
 def share_of(option_name: str, value: Any) -> float:

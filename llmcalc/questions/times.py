@@ -33,8 +33,8 @@ MAX_NIC = 10**6
 
 def parse_nic(option_name: str, gigabytes: Any) -> float:
     """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
-    number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
+    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
+    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
     if not 0 < value <= MAX_NIC:
         raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
     return value * 1e9
@@ -184,10 +184,10 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
-    number = memory.settings.num_microbatches
+    micro_batches = memory.settings.num_microbatches
     if global_batch is None:
-        return number or 1
-    if number is not None:
+        return micro_batches or 1
+    if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
     per_pass = layout.dp * int(memory.states.workload.batch)
     if global_batch % per_pass:
@@ -219,14 +219,14 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 
 
 def layout_time_settings(
-    question: RunQuestion, by: str | None, options: TimeOptions
+    question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
     """Returns the settings of the time estimates of a plan, for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
     for name in OPTIONS_OF_AN_ORDER:
-        if by == "memory" and getattr(options, name) is not None:
+        if order_name == "memory" and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of the order by time; expected --by time")
     return lambda record: time_settings(question, record, options)
 
@@ -236,7 +236,7 @@ def ask_timed_plan(
     options: TimeOptions,
     global_batch: int | None = None,
     rows: int = 10,
-    by: Order | None = None,
+    order_name: Order | None = None,
     where: str | None = None,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
@@ -247,11 +247,13 @@ def ask_timed_plan(
     from ..reports.calibration import with_calibration
     from .runs import ask_plan
 
-    layout_time_settings(question, by, options)  # refuses options of time in a plan by memory
+    layout_time_settings(question, order_name, options)  # refuses options of time in a plan by memory
     if any(getattr(options, name) is not None for name in OPTIONS_OF_AN_ORDER):
-        by = "time"  # what cannot be timed with them is refused
+        order_name = "time"  # what cannot be timed with them is refused
     options, calibration = calibrated(question, options, read_model)
-    answer = ask_plan(question, global_batch, rows, by, where, layout_time_settings(question, by, options))
+    answer = ask_plan(
+        question, global_batch, rows, order_name, where, layout_time_settings(question, order_name, options)
+    )
     return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))
 
 

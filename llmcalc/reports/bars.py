@@ -39,8 +39,10 @@ def timeline_bar(values: Sequence[int], maximum: int, width: int = WIDTH) -> str
     """
     if not values:
         return ""
-    count = min(width, len(values))
-    value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+    bar_length = min(width, len(values))
+    value_ranges = [
+        values[len(values) * i // bar_length : len(values) * (i + 1) // bar_length] for i in range(bar_length)
+    ]
     return "".join(
         LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, maximum))] for stretch in value_ranges
     )

@@ -23,7 +23,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         name_pattern = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
         name_pattern = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         by_part[name_pattern] = by_part.get(name_pattern, 0) + tensor.elements
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": by_part},
         "checkpoint": {
@@ -64,7 +64,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         "config.json",
     ]
     return Report(
-        data,
+        document,
         [
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
@@ -80,7 +80,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
-    data = {
+    document = {
         "model": model_data(preset),
         "checkpoint": {
             "path": origin,
@@ -120,7 +120,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
             f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"
         )
     return Report(
-        data, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
+        document, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
     ).of(origin)
 
 

@@ -133,9 +133,9 @@ def report(
     if rollout:
         phase = fullest(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
-    answer = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
+    answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     if len(accelerator_fits) == 1:
-        answer += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
+        answer_text += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
     layout_note = (
@@ -148,11 +148,13 @@ def report(
     part_columns, part_rows = (
         phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
     )
-    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer, name="parts")
+    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     by_phase = []
     if rollout:
         engine = engine_note(None if launch is None else launch.rollout)
-        by_phase = [phases_table(rollout, preset.display, settings_line, answer, list(filter(None, (engine, *notes))))]
+        by_phase = [
+            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
+        ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1

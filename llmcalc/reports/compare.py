@@ -250,8 +250,8 @@ def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> li
     for preset, q in compared_models:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
             kinds_text = ", ".join(
-                f"{count} {'of the base kind' if name == 'block' else name}"
-                for name, count in q.shape.layer_kinds.items()
+                f"{layer_count} {'of the base kind' if name == 'block' else name}"
+                for name, layer_count in q.shape.layer_kinds.items()
             )
             notes.append(
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "

@@ -61,14 +61,16 @@ OPTION_COLUMNS = (
 )
 
 
-def memory_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the report of `memory`. uses: the memory of one engine, or of several engines, one column each."""
-    if len(uses) == 1:
-        return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
-    return Report([_engine_document(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
+def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
+    """Returns the report of `memory`. engine_uses: the memory of one engine, or of several engines, one column each."""
+    if len(engine_uses) == 1:
+        return _report_of_one(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
+    return Report([_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]).of(
+        engine_uses[0].preset.target
+    )
 
 
-def cache_report(uses: Sequence[EngineUse]) -> Report:
+def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `kv`: the KV cache that engines allocate."""
     columns = (
         Column("engine", "engine", justify="left"),
@@ -81,38 +83,38 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
     rows = [
         Row(
             [
-                _engine_name(use),
-                _cache_bytes(use.memory),
-                use.memory.blocks,
-                use.memory.block_size,
-                use.memory.kv_tokens,
-                use.memory.max_concurrency,
+                _engine_name(engine_use),
+                _cache_bytes(engine_use.memory),
+                engine_use.memory.blocks,
+                engine_use.memory.block_size,
+                engine_use.memory.kv_tokens,
+                engine_use.memory.max_concurrency,
             ]
         )
-        for use in uses
+        for engine_use in engine_uses
     ]
-    answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
+    answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
     table = Table(
-        _title_text(uses[0]),
+        _title_text(engine_uses[0]),
         columns,
         rows,
-        _heading_aside(uses[0]),
-        _memory_notes(uses[0].memory),
-        answer,
+        _heading_aside(engine_uses[0]),
+        _memory_notes(engine_uses[0].memory),
+        answer_text,
         name="cache",
     )
     documents = [
-        {key: value for key, value in _engine_document(use).items() if key not in ("terms", "changes", "memory")}
+        {key: value for key, value in _engine_document(engine_use).items() if key not in ("terms", "changes", "memory")}
         | {
             "cache": {
-                "bytes": _cache_bytes(use.memory),
-                "blocks": use.memory.blocks,
-                "block_size": use.memory.block_size,
+                "bytes": _cache_bytes(engine_use.memory),
+                "blocks": engine_use.memory.blocks,
+                "block_size": engine_use.memory.block_size,
             }
         }
-        for use in uses
+        for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(uses[0].preset.target)
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -134,7 +136,7 @@ def fit_report(
     devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
-    answer = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
+    answer_text = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
     rows = [
         Row(
             [
@@ -151,9 +153,11 @@ def fit_report(
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    table = Table(title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer, name="options")
+    table = Table(
+        title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer_text, name="options"
+    )
     tables = [table, *([_changes_table(engine_use)] if is_named and engine_use.changes else [])]
-    data = {
+    document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),
         "users": users,
@@ -177,7 +181,7 @@ def fit_report(
         "assumed": dict(best_option.memory.assumed),
         **_launch_data(engine_use),
     }
-    return Report(data, tables).of(engine_use.preset.target)
+    return Report(document, tables).of(engine_use.preset.target)
 
 
 def _report_of_one(engine_use: EngineUse, *tables: Table) -> Report:
@@ -312,29 +316,35 @@ def _changes_table(engine_use: EngineUse) -> Table:
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
 
-def _columns_table(uses: Sequence[EngineUse]) -> Table:
+def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     """Returns a table of the memory terms of several engines, one column each."""
-    names = [_engine_name(use) for use in uses]
+    names = [_engine_name(engine_use) for engine_use in engine_uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
-        *(Column(f"{use.engine.name}=={use.version.version}", name) for use, name in zip(uses, names, strict=True)),
+        *(
+            Column(f"{engine_use.engine.name}=={engine_use.version.version}", name)
+            for engine_use, name in zip(engine_uses, names, strict=True)
+        ),
     ]
-    term_names = list(dict.fromkeys(term.name for use in uses for term in use.memory.terms))
+    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     rows = [
-        Row([TITLES.get(kind, kind), *(units.GIB.write(use.memory.bytes_of(kind)) for use in uses)])
+        Row(
+            [TITLES.get(kind, kind), *(units.GIB.write(engine_use.memory.bytes_of(kind)) for engine_use in engine_uses)]
+        )
         for kind in term_names
     ]
     rows += [
-        Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
-        Row(["users", *(_users_text(use.memory.max_concurrency) for use in uses)]),
-        Row(["starts", *("yes" if use.memory.starts else "no" for use in uses)]),
+        Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
+        Row(["users", *(_users_text(engine_use.memory.max_concurrency) for engine_use in engine_uses)]),
+        Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
-    title = f"{uses[0].preset.display}, {uses[0].memory.devices} × {uses[0].hardware.title}"
-    answer = ", ".join(
-        f"{name} {'starts' if use.memory.starts else 'does not start'}" for use, name in zip(uses, names, strict=True)
+    title = f"{engine_uses[0].preset.display}, {engine_uses[0].memory.devices} × {engine_uses[0].hardware.title}"
+    answer_text = ", ".join(
+        f"{name} {'starts' if engine_use.memory.starts else 'does not start'}"
+        for engine_use, name in zip(engine_uses, names, strict=True)
     )
-    notes = list(dict.fromkeys(note for use in uses for note in _memory_notes(use.memory)))
-    return Table(title, columns, rows, "", notes, answer, name="terms")
+    notes = list(dict.fromkeys(note for engine_use in engine_uses for note in _memory_notes(engine_use.memory)))
+    return Table(title, columns, rows, "", notes, answer_text, name="terms")
 
 
 def _engine_document(engine_use: EngineUse) -> dict[str, Any]:

@@ -64,12 +64,12 @@ def report(
     rank_share: the rank that is counted; default the whole model.
     """
     rows = [
-        _formula_record(explanation, place, formula)
+        _formula_record(explanation, node_position, formula)
         for section in explanation.sections
-        for place in section.places
+        for node_position in section.places
         for formula in section.formulas
     ]
-    data = {
+    document = {
         "model": model_data(preset),
         **share_data(rank_share),
         "node": explanation.node,
@@ -79,13 +79,13 @@ def report(
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(data, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
+        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
             preset.target
         )
     if latex:
-        return Report(data, text=_latex_text(preset, explanation, bibtex, rank_share))
+        return Report(document, text=_latex_text(preset, explanation, bibtex, rank_share))
     tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
-    return Report(data, tables, warnings=warnings)
+    return Report(document, tables, warnings=warnings)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def _setting_text(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _formula_record(explanation: Explanation, place: FormulaNode, formula: Formula) -> dict[str, Any]:
+def _formula_record(explanation: Explanation, node_position: FormulaNode, formula: Formula) -> dict[str, Any]:
     return {
-        "node": place.name,
-        "path": place.path,
+        "node": node_position.name,
+        "path": node_position.path,
         "quantity": formula.quantity,
         **{
             key: write(formula.expression, style) if explanation.formulas.has_symbols else None
@@ -116,8 +116,8 @@ def _formula_record(explanation: Explanation, place: FormulaNode, formula: Formu
         "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
         "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
-        "repeat": place.times,
-        "source": place.source,
+        "repeat": node_position.times,
+        "source": node_position.source,
     }
 
 
@@ -186,10 +186,10 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     for formula in model.formulas:
         title = QUANTITIES[formula.quantity][0]
         rows = _component_rows(explanation, formula.quantity, names, width)
-        steps = _formula_steps(explanation, formula)
-        if len(steps) > 2 and len(steps[1]) > LONGEST * width:
-            del steps[1]
-        rows += _formula_rows("model", steps, width, strong=True)
+        formula_texts = _formula_steps(explanation, formula)
+        if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
+            del formula_texts[1]
+        rows += _formula_rows("model", formula_texts, width, strong=True)
         if formula.in_hidden is not None and len(write(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
             rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
@@ -229,8 +229,8 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
             blocks.append([])
         for formula in (f for f in section.formulas if f.quantity == quantity):
             value = write(formula.open, Style(grouped=True))
-            steps = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
-            blocks[-1].append((section, name, _with_unit(steps, formula)))
+            formula_texts = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
+            blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
         if not blocks[-1]:
             blocks.pop()
     rows: list[Row] = []
@@ -238,59 +238,63 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     for block in blocks:
         section, name, _ = block[0]
         layer_name = name.partition(" × ")[0]
-        contents = tuple((part.depth, part_name, tuple(steps)) for part, part_name, steps in block[1:])
+        contents = tuple((part.depth, part_name, tuple(formula_texts)) for part, part_name, formula_texts in block[1:])
         key = (section.places[0].numbers.kind, tuple(block[0][2]), contents)
         first_name = first_names.setdefault(key, layer_name)
         if section.places[0].numbers.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
-        for part, part_name, steps in block:
-            rows += _formula_rows(part_name, steps, width, part.depth)
+        for part, part_name, formula_texts in block:
+            rows += _formula_rows(part_name, formula_texts, width, part.depth)
     return rows
 
 
 def _component_text(section: Section) -> str:
     """Writes a component's name and the symbol of its repeats: `layers (moe) × L_moe`."""
-    place = section.places[0]
-    if not place.steps:
+    node_position = section.places[0]
+    if not node_position.steps:
         return "in units of h"
-    name, label, _ = place.steps[-1]
+    name, label, _ = node_position.steps[-1]
     displayed_name = f"{name} ({label})" if label else name
-    repeat = place.letters.repeat
+    repeat = node_position.letters.repeat
     return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
 
 
 def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     """Returns the steps of a formula: in symbols, with numbers, and its value."""
-    steps = [
+    formula_texts = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),
         write(formula.open, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
-        steps = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
+        formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
     elif formula.open.free_symbols:
-        steps.append(f"{value:,} at S = {seq:,}")
-    return _with_unit(list(dict.fromkeys(steps)), formula)
+        formula_texts.append(f"{value:,} at S = {seq:,}")
+    return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
 
-def _with_unit(steps: list[str], formula: Formula) -> list[str]:
+def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
     """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
     title, unit = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
-        return steps
-    number_text, separator, seq_text = steps[-1].partition(" at ")
-    return [*steps[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
+        return formula_texts
+    number_text, separator, seq_text = formula_texts[-1].partition(" at ")
+    return [*formula_texts[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
 
 
-def _formula_rows(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
+def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
-    full_line = " = ".join(steps)
+    full_line = " = ".join(formula_texts)
     lines = (
         [full_line]
         if len(full_line) <= width
-        else [line for i, step in enumerate(steps) for line in _break_lines(("= " if i else "") + step, width)]
+        else [
+            line
+            for i, formula_text in enumerate(formula_texts)
+            for line in _break_lines(("= " if i else "") + formula_text, width)
+        ]
     )
     return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
 
@@ -372,9 +376,9 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 def _source_notes(explanation: Explanation) -> list[str]:
     by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
-        for place in section.places:
-            if place.numbers.source and place.steps:
-                by_source.setdefault(place.numbers.source, []).append(place.steps[-1][0])
+        for node_position in section.places:
+            if node_position.numbers.source and node_position.steps:
+                by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
     source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
@@ -445,13 +449,16 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         out.append(_latex_comment(", ".join(p.path or "model" for p in section.places)))
         lines = []
         for formula in section.formulas:
-            steps = [
+            formula_texts = [
                 write(formula.expression, LATEX),
                 write(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            steps.append(write(formula.open, Style(latex=True, grouped=True)))
+            formula_texts.append(write(formula.open, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
-            lines += [(name if i == 0 else "") + f" &= {step}" for i, step in enumerate(dict.fromkeys(steps))]
+            lines += [
+                (name if i == 0 else "") + f" &= {formula_text}"
+                for i, formula_text in enumerate(dict.fromkeys(formula_texts))
+            ]
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
     symbols = _symbol_meanings(explanation).items()
     legend = [

@@ -65,7 +65,7 @@ def report(
     """
     warnings = too_long(flop_count.spec, flop_count.workload)
     notes = warnings + without_repetitions(share_notes(rank_share, *_rank_notes(rank_share))) + _count_notes(flop_count)
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(rank_share),
         "workload": {
@@ -92,12 +92,12 @@ def report(
     }
     tables = [_component_table(preset, flop_count, notes, rank_share)]
     if rules:
-        data["flops"]["conventions"] = conventions.data(rules)
+        document["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(flop_count), flop_count, rules))
     if measured_run is not None:
-        data["utilization"] = utilization.data(measured_run)
+        document["utilization"] = utilization.data(measured_run)
         tables.insert(0, utilization.table(preset.display, headline(flop_count), measured_run))
-    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -232,7 +232,7 @@ def _latent_notes(flop_count: FlopCount) -> list[str]:
 
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
-    ops = [place.node.op for place in flop_count.tree.walk()]
+    ops = [node_position.node.op for node_position in flop_count.tree.walk()]
     convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
@@ -278,9 +278,11 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
 
 def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
-    data = asdict(execution)
-    data["recompute"] = {"kept" if name == "saved_operations" else name: v for name, v in data["recompute"].items()}
-    return data
+    choices_data = asdict(execution)
+    choices_data["recompute"] = {
+        "kept" if name == "saved_operations" else name: v for name, v in choices_data["recompute"].items()
+    }
+    return choices_data
 
 
 def _recompute_note(recompute: Recompute) -> str:
@@ -301,7 +303,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda place: figures_of("flops", place, step_of, include)
+    return lambda node_position: figures_of("flops", node_position, step_of, include)
 
 
 @frozen(repr=False)
@@ -317,5 +319,5 @@ class Flops(CountedAnswer, FlopCount):
     utilization: Utilization | None = None
 
     def report(self) -> Report:
-        answer = report(self.preset, self, self.rules, self.share, self.utilization)
-        return with_inputs(with_draft(answer, self.draft), self.inputs)
+        answer_text = report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_inputs(with_draft(answer_text, self.draft), self.inputs)

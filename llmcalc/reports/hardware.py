@@ -42,9 +42,9 @@ DETAIL_COLUMNS = (
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
     """Returns the report: one row per accelerator, or with `details` one table each."""
-    data = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
+    document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
-        data, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
+        document, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
     )
 
 

@@ -38,13 +38,13 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     notes = (
         warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
     )
-    source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
-        | ({"source": source} if cache.spec.kind == "encoder-decoder" else {})
+        | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
         | {"dtype": cache.dtype}
     )
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(rank_share),
         "workload": workload_values,
@@ -70,7 +70,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     }
     scale = units.memory_scale(cache.bytes)
     return Report(
-        data,
+        document,
         [
             _kinds_table(preset, cache, scale, notes, rank_share),
             _what_ifs(cache, what_if, scale),

@@ -103,14 +103,14 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
-    answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
+    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
     )
-    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
+    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_section = fits_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
@@ -239,9 +239,9 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
     memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
     choices = kernel_choices(settings, memory.spec, attention)
     adapters = memory_use.adapters
-    data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
+    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
-        data |= {
+        choices_data |= {
             "cross_entropy": choices.cross_entropy,
             "logits_dtype": choices.logits_dtype
             or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
@@ -263,12 +263,12 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
             },
         }
     else:
-        data |= {
+        choices_data |= {
             "chunk": prompt_chunk(settings, memory_use),
             "kv_block": cache_block(settings, memory_use) or None,
             "mla": settings.mla or "auto",
         }
-    return {**data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
+    return {**choices_data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
@@ -512,9 +512,9 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     if adapters is not None:
         precision = f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
     optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
-    step = "" if optimizer is None else f"{implementation} {optimizer.name}"
+    optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
     run_title = run_text(memory_use).partition(" (")[0]
-    return f"{run_title}: " + ", ".join(text for text in (attention, step, precision) if text)
+    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision) if text)
 
 
 def _pure_note(memory: Memory) -> str:
@@ -579,15 +579,15 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
 
 def _execution_note(memory: Memory) -> str:
     """Writes the choices of kernels with their options."""
-    data = execution_data(memory)
-    texts = [f"{memory.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
+    choices_data = execution_data(memory)
+    texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
     if memory.settings.phase == "training":
-        texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
-        texts.append(f"recompute {data['recompute']} (--recompute)")
-        if data["dropout"]:
-            places = ", ".join(f"{probability:g} ({place})" for place, probability in data["dropout"].items())
+        texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
+        texts.append(f"recompute {choices_data['recompute']} (--recompute)")
+        if choices_data["dropout"]:
+            places = ", ".join(f"{probability:g} ({place})" for place, probability in choices_data["dropout"].items())
             texts.append(f"dropout {places} (--dropout)")
-        texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
+        texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
 
 

@@ -92,5 +92,5 @@ class DeviceUse(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        answer = report(self.preset, self, self.fits, self.assumed)
-        return with_inputs(with_draft(answer, self.draft, counted=True), self.states.inputs)
+        reported = report(self.preset, self, self.fits, self.assumed)
+        return with_inputs(with_draft(reported, self.draft, counted=True), self.states.inputs)

@@ -98,7 +98,7 @@ def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 def identity_experts(tree: Node) -> str:
     """Returns a note about the count of tokens with identity experts; empty for a model without them."""
-    ops = (place.node.op for place in tree.walk())
+    ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     counts = ", ".join(
         f"{op_found.maps[0].top_k} of {op_found.maps[0].num_experts:,} beside {op_found.count:,}"

@@ -42,7 +42,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
     rank_share: the counted rank; default the whole model.
     """
     total = parameter_count.total
-    data = {
+    document = {
         "model": model_data(preset),
         **share_data(rank_share),
         "params": {
@@ -58,12 +58,12 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         "tree": tree_data(parameter_count.tree.place(), _figures_function(parameter_count.include)),
     }
     if parameter_count.active_at_least != parameter_count.active:
-        data["params"] |= {
+        document["params"] |= {
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
         }
     if rank_share is not None:
-        data["params"]["copied"] = rank_share.model.copied(parameter_count.include)
+        document["params"]["copied"] = rank_share.model.copied(parameter_count.include)
     rows = _component_rows(parameter_count.tree, total, parameter_count.include)
     rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
     if parameter_count.active != total:
@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(parameter_count))
-    return Report(data, [table]).of(preset.target)
+    return Report(document, [table]).of(preset.target)
 
 
 def answer(parameter_count: ParameterCount) -> str:
@@ -99,19 +99,19 @@ Part: TypeAlias = tuple[str, Row]
 def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
     table_parts: list[Part] = []
-    for place in tree.place().children():
-        if not place.optional or place.optional in include:
-            _add_rows(table_parts, place, total, include, 0)
+    for node_position in tree.place().children():
+        if not node_position.optional or node_position.optional in include:
+            _add_rows(table_parts, node_position, total, include, 0)
     return _with_bars(table_parts)
 
 
-def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = place.node, place.cost_per_repeat(total_of, include)
+def _add_rows(table_parts: list[Part], node_position: Place, total: int, include: frozenset[str], depth: int) -> None:
+    node, per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((place.kind, _component_row(name, per_repeat, place.times, total, depth)))
-    children = list(place.children())
+    table_parts.append((node_position.kind, _component_row(name, per_repeat, node_position.times, total, depth)))
+    children = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
         for child in children:
@@ -120,7 +120,7 @@ def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozen
         if node.kind == "layer" and norms:
             norm_total = sum(norm.total(total_of) for norm in norms)
             if norm_total:
-                table_parts.append(("norm", _component_row("norms", norm_total, place.times, total, depth + 1)))
+                table_parts.append(("norm", _component_row("norms", norm_total, node_position.times, total, depth + 1)))
         else:
             for norm in norms:
                 _add_rows(table_parts, norm, total, include, depth + 1)
@@ -244,9 +244,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
-    def figures(place: Place) -> dict[str, Any]:
-        data = figures_of("params", place, total_of, include)
-        active_params = place.total(active_of, include)
+    def figures(node_position: Place) -> dict[str, Any]:
+        data = figures_of("params", node_position, total_of, include)
+        active_params = node_position.total(active_of, include)
         return data if active_params == data["params"] else data | {"active": active_params}
 
     return figures

@@ -47,25 +47,28 @@ DETAIL_COLUMNS = (
 
 def report(presets: Sequence[Counted], details: bool) -> Report:
     """Returns the report: one row per model, or with `details` one table per model."""
-    data = {"presets": [preset_data(preset, count) for preset, count in presets]}
+    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in presets]}
     return Report(
-        data, [_detail_table(preset, count) for preset, count in presets] if details else [_list_table(presets)]
+        document,
+        [_detail_table(preset, parameter_count) for preset, parameter_count in presets]
+        if details
+        else [_list_table(presets)],
     )
 
 
 def _list_table(presets: Sequence[Counted]) -> Table:
     rows = []
-    for preset, count in presets:
-        active_params = None if count.active == count.total else count.active
+    for preset, parameter_count in presets:
+        active_params = None if parameter_count.active == parameter_count.total else parameter_count.active
         rows.append(
             Row(
                 [
                     preset.name,
                     preset.model.kind,
                     preset.released,
-                    count.total,
+                    parameter_count.total,
                     active_params,
-                    _published_verdict(preset, count),
+                    _published_verdict(preset, parameter_count),
                 ]
             )
         )

@@ -58,7 +58,9 @@ def engine_note(rollout: Rollout | None) -> str:
     return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
 
 
-def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answer: str, notes: Sequence[str]) -> Table:
+def phases_table(
+    phases: Sequence[RolloutPhase], heading: str, aside: str, answer_text: str, notes: Sequence[str]
+) -> Table:
     """Returns a table of memory terms with one column per phase, and their sums."""
     columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
@@ -73,7 +75,7 @@ def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answe
         if any(sums):
             rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
     total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer, name="rollout")
+    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ FILL, IDLE, LEFT_OUT = "-", ".", " … "
 
 def title(layout: Layout, timetable: Timetable) -> str:
     """Writes a schedule's name and sizes: `1F1B on 4 ranks, 8 micro-batches`."""
-    count = timetable.pipeline.micro_batches
-    microbatch_text = f"{count:,} micro-batch" + ("" if count == 1 else "es")
+    micro_batches = timetable.pipeline.micro_batches
+    microbatch_text = f"{micro_batches:,} micro-batch" + ("" if micro_batches == 1 else "es")
     if layout.pp == 1:
         return f"No pipeline, {microbatch_text}"
     chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""

@@ -42,7 +42,9 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
     if rows or left_out_tables:
         left_out_counts = ((left_out_tables, "table"), (rows, "row"))
-        left_out = ", ".join(f"{number} more {noun}{'s' * (number > 1)}" for number, noun in left_out_counts if number)
+        left_out = ", ".join(
+            f"{row_count} more {noun}{'s' * (row_count > 1)}" for row_count, noun in left_out_counts if row_count
+        )
         notes = [
             *shown_tables[-1].notes,
             *(note for i, table in enumerate(tables) if i not in placed_tables for note in table.notes),

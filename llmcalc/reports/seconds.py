@@ -142,7 +142,7 @@ def report(
 
     warnings = too_long(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
     nodes = timed_run.nodes(by_node or 2)
-    answer = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
+    answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
@@ -150,13 +150,19 @@ def report(
         *_time_notes(timed_run),
     ]
     parts_table = Table(
-        preset.display, PART_COLUMNS, list(_part_rows(timed_run)), _run_text(timed_run), notes, answer, name="parts"
+        preset.display,
+        PART_COLUMNS,
+        list(_part_rows(timed_run)),
+        _run_text(timed_run),
+        notes,
+        answer_text,
+        name="parts",
     )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    data = _time_data(preset, timed_run, nodes, measured_run)
-    return Report(data, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    document = _time_data(preset, timed_run, nodes, measured_run)
+    return Report(document, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _run_text(timed_run: TimedRun) -> str:
@@ -201,8 +207,8 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
         return []
     seconds, lines = measured_run
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
-    place = "inside" if is_in_range else "outside"
-    return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
+    relation = "inside" if is_in_range else "outside"
+    return [f"measured {duration(seconds, digits=3)}: {relation} the range; {'; '.join(lines)}"]
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
@@ -245,7 +251,7 @@ def node_data(node: Node, total: float) -> dict[str, Any]:
 def _time_data(
     preset: Preset, timed_run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
             "phase": timed_run.phase,
@@ -272,5 +278,5 @@ def _time_data(
     if measured_run is not None:
         seconds, lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        data["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
-    return data
+        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
+    return document

@@ -65,8 +65,8 @@ def report(
     flat: whether there is one table of raw values, for CSV.
     """
     shapes = [_shape_data(shape) for shape in study.shapes]
-    data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
-    data |= {
+    document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
+    document |= {
         "budget": _budget_text(study),
         "ratios_of": preset.name,
         "proportions": _proportions_text(study),
@@ -78,7 +78,7 @@ def report(
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
-            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
+            document, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
         ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
@@ -93,14 +93,14 @@ def report(
         notes=_shape_notes(study, preset, is_target, literature),
     )
     if not literature:
-        return Report(data, [costs])
+        return Report(document, [costs])
     findings = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(s) for s in study.shapes],
         notes=_source_notes(study, preset),
     )
-    return Report(data, [costs, findings])
+    return Report(document, [costs, findings])
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:

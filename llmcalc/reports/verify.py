@@ -43,12 +43,12 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
 
     skipped_models: the reasons by model that was not compared.
     """
-    data = [v.data() for v in verdicts] + [
+    documents = [v.data() for v in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
         for name, reason in skipped_models.items()
     ]
     return Report(
-        single_or_list(data),
+        single_or_list(documents),
         [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
         warnings=_untested_warnings(verdicts),
     )

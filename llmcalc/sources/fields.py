@@ -96,18 +96,18 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     """
     path: list[str] = []
     candidates, key_is_free = [model], False
-    for i, step in enumerate(location):
+    for i, key in enumerate(location):
         field = (
-            next((c.model_fields[step] for c in candidates if step in c.model_fields), None)
-            if isinstance(step, str)
+            next((c.model_fields[key] for c in candidates if key in c.model_fields), None)
+            if isinstance(key, str)
             else None
         )
-        if key_is_free or isinstance(step, int):  # a key of a dict, an index of a list
-            path.append(str(step))
+        if key_is_free or isinstance(key, int):  # a key of a dict, an index of a list
+            path.append(str(key))
             key_is_free = False
         elif field is not None:
-            path.append(str(step))
+            path.append(str(key))
             candidates, key_is_free = field_members(field), get_origin(field.annotation) is dict
         elif unknown and i == len(location) - 1:
-            path.append(step)
+            path.append(key)
     return path

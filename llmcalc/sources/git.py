@@ -140,13 +140,13 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
-    answer = _run_git(root, "rev-parse", "--absolute-git-dir")
-    if answer.code:
+    git_answer = _run_git(root, "rev-parse", "--absolute-git-dir")
+    if git_answer.code:
         raise InputError(
-            f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
-            "lists those of other users)"
+            f"--git {ref}: {root}: {git_answer.message}; expected a repository that git opens (its setting "
+            "safe.directory lists those of other users)"
         )
-    git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
+    git_folder = os.fsdecode(git_answer.out.removesuffix(b"\n"))
     expected_folder = root / ".git"
     try:
         if expected_folder.is_file():
@@ -180,16 +180,16 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
     assert process.stderr is not None
 
     def read(stream: IO[bytes], read_limit: int) -> bytes:
-        data = stream.read(read_limit + 1)
-        if len(data) > read_limit:
+        output_bytes = stream.read(read_limit + 1)
+        if len(output_bytes) > read_limit:
             _kill_process(process)
-        return data
+        return output_bytes
 
     with process, ThreadPoolExecutor(2) as readers:
-        answer = readers.submit(read, process.stdout, limit)
+        output_future = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, messages = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            out, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(

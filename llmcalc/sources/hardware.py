@@ -99,22 +99,22 @@ def read_hardware(file: str) -> Hardware:
     names the wrong field.
     """
     path = Path(file)
-    data = parse_toml(read_text(path), file)
-    if isinstance(data.get("like"), str):
+    description = parse_toml(read_text(path), file)
+    if isinstance(description.get("like"), str):
         try:
-            data = _over_preset(_by_name(data["like"]), data)
+            description = _over_preset(_by_name(description["like"]), description)
         except InputError as error:
             raise InputError(f"{file}: like: {error}") from error
-    return validate(Hardware, {"title": path.stem, **data, "name": path.name}, file)
+    return validate(Hardware, {"title": path.stem, **description, "name": path.name}, file)
 
 
-def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
+def _over_preset(preset: Hardware, description: dict[str, Any]) -> dict[str, Any]:
     """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
-    if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
+    if "memory_bytes" in description:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base.pop(field, None)
-    for field, value in data.items():
+    for field, value in description.items():
         tables = isinstance(value, dict) and isinstance(base.get(field), dict)
         base[field] = {**base[field], **value} if tables else value
     return {**base, "like": preset.name}
@@ -129,11 +129,11 @@ def memory_only(argument: str) -> Hardware | None:
     match = MEMORY_SIZE.fullmatch(argument.strip())
     if match is None:
         return None
-    number, unit = match.group(1), match.group(2).lower()
-    memory_bytes = Fraction(number) * UNITS[unit]
+    number_text, unit = match.group(1), match.group(2).lower()
+    memory_bytes = Fraction(number_text) * UNITS[unit]
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
-    name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
+    name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     decimal = unit in ("mb", "gb", "tb")
     notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
     return Hardware(

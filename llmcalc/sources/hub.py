@@ -164,8 +164,10 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
         huggingface_hub.get_hf_file_metadata(url(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
         index = f"{single_file}.index.json"
-        data = read_bytes(_download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint")
-        weight_map = parse_index(data, f"{repo}/{index}")
+        index_bytes = read_bytes(
+            _download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
+        )
+        weight_map = parse_index(index_bytes, f"{repo}/{index}")
         texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
         return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
     return parse_header(_fetch_all({single_file: url(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
@@ -218,32 +220,32 @@ def _fetch_header(url: str, name: str, limit: int, deadline: float) -> bytes:
     return start[8 : length + 8]
 
 
-def _fetch_start(url: str, count: int, deadline: float) -> bytes:
-    """Fetches the first `count` bytes of a file, or a shorter file completely."""
+def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
+    """Fetches the first `byte_count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
     library: Any = utils
-    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
     session: Any = library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
-            return _first_bytes(response.status_code, response.iter_raw(), count, deadline)
+            return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
     with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
-        return _first_bytes(response.status_code, response.iter_content(2**16), count, deadline)
+        return _first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
 
 
-def _first_bytes(status: int, received_parts: Iterable[bytes], count: int, deadline: float) -> bytes:
-    """Reads the first `count` bytes of a response."""
+def _first_bytes(status: int, received_parts: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
+    """Reads the first `byte_count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
-    data = bytearray()
+    first_bytes = bytearray()
     for received_bytes in received_parts:
-        data += received_bytes
-        if len(data) >= count:
+        first_bytes += received_bytes
+        if len(first_bytes) >= byte_count:
             break
         if time.monotonic() > deadline:
             raise _LimitExceeded("the hub is too slow")
-    return bytes(data[:count])
+    return bytes(first_bytes[:byte_count])
 
 
 def _split_target(target: str) -> tuple[str, str | None]:

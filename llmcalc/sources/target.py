@@ -32,27 +32,27 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, location, data = _read_description(name_or_path, head, allow_unknown)
-    if head is not None and "config" not in data:
+    name, location, description = _read_description(name_or_path, head, allow_unknown)
+    if head is not None and "config" not in description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name, location, {**_apply_overrides(data, (*target_overrides, *overrides)), "asked": name_or_path}
+        name, location, {**_apply_overrides(description, (*target_overrides, *overrides)), "asked": name_or_path}
     )
 
 
-def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+def _apply_overrides(description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Applies the overrides to the model of a description.
 
     Published figures are removed, because they do not hold for the changed model.
     """
     if not overrides:
-        return data
-    model: Any = data.get("model")
+        return description
+    model: Any = description.get("model")
     for override in overrides if isinstance(model, dict) else ():
         model = _set_field(model, override)
-    return {**data, "model": model, "changes": overrides, "published": {}}
+    return {**description, "model": model, "changes": overrides, "published": {}}
 
 
 def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
@@ -66,16 +66,16 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, changes.split("&")))
 
 
-def _validate_preset(name: str, location: str, data: dict[str, Any]) -> Preset:
+def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields from which a field was computed."""
     try:
-        return validate(Preset, {**data, "name": name}, location)
+        return validate(Preset, {**description, "name": name}, location)
     except InputError as error:
-        if not isinstance(data.get("config"), dict):
+        if not isinstance(description.get("config"), dict):
             raise
         from .huggingface.field_origin import fields_behind
 
-        raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
+        raise InputError(f"{error}{fields_behind(description['config'], str(error))}") from None
 
 
 def load_text(
@@ -90,8 +90,8 @@ def load_text(
 
     Raises `InputError` as `load` does.
     """
-    data = _describe_text(text, location, head, allow_unknown)
-    return _validate_preset(name, location, {**_apply_overrides(data, overrides), "asked": location})
+    description = _describe_text(text, location, head, allow_unknown)
+    return _validate_preset(name, location, {**_apply_overrides(description, overrides), "asked": location})
 
 
 def load_config(
@@ -104,9 +104,9 @@ def load_config(
     from .huggingface.file import described
 
     require_shallow(dict(config), "config")
-    data = described(dict(config), head, allow_unknown)
+    description = described(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _validate_preset(name, "config", _apply_overrides(data, overrides))
+    return _validate_preset(name, "config", _apply_overrides(description, overrides))
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -180,20 +180,20 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
         return _parse_native(text, location)
     from .huggingface.file import described, parse_config
 
-    data = parse_config(text, location)
+    config_data = parse_config(text, location)
     try:
-        return described(data, head, allow_unknown)
+        return described(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{location}: {error}") from None
 
 
 def _parse_native(text: str, location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
-    data = parse_toml(text, location)
+    description = parse_toml(text, location)
     for name in NOT_IN_FILES:
-        if name in data:
+        if name in description:
             raise InputError(f"{location}: {name}: unknown field; remove it or correct its name")
-    return data
+    return description
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -235,10 +235,10 @@ def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
     path = path.strip()
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
-    steps = _resolve_path(model, path.split("."), override)
-    value = text.strip() if steps[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
+    keys = _resolve_path(model, path.split("."), override)
+    value = text.strip() if keys[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
     require_shallow(value, f"--set {path}")
-    return _replace_at(model, steps, value)
+    return _replace_at(model, keys, value)
 
 
 def _override_value(text: str) -> Any:
@@ -305,11 +305,11 @@ def _all_fields() -> list[str]:
     return all_field_names()
 
 
-def _replace_at(table: dict[str, Any], steps: list[str], value: Any) -> dict[str, Any]:
+def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
     out = dict(table)
-    if len(steps) == 1:
-        out[steps[0]] = value
+    if len(keys) == 1:
+        out[keys[0]] = value
     else:
-        subtable = out.get(steps[0])
-        out[steps[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, steps[1:], value)
+        subtable = out.get(keys[0])
+        out[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
     return out

@@ -103,11 +103,11 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
 
 def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the counts of a model: quantity → (value, unit)."""
-    count = params(preset.model)
+    parameter_count = params(preset.model)
     quantities: dict[str, Figure] = {
-        "parameters": (count.total, "parameters"),
-        "active per token": (count.active, "parameters"),
-        "embedding": (count.embedding, "parameters"),
+        "parameters": (parameter_count.total, "parameters"),
+        "active per token": (parameter_count.active, "parameters"),
+        "embedding": (parameter_count.embedding, "parameters"),
     }
     forward = flops(preset.model, run_config_of(preset.model, seq=seq))
     quantities["forward FLOPs per token"] = forward.per_token, "FLOPs"
@@ -220,8 +220,8 @@ def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
 def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
-    for place in tree.walk(run_config):
-        if not place.optional and (value := times(place.own_cost(cost), place.times)):
-            path = INDEX.sub("", place.path)
+    for node_position in tree.walk(run_config):
+        if not node_position.optional and (value := times(node_position.own_cost(cost), node_position.times)):
+            path = INDEX.sub("", node_position.path)
             sums[path] = sums.get(path, 0) + value
     return {path: bits_to_bytes(value) if unit == "bytes" else value for path, value in sums.items()}

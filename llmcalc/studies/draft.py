@@ -69,5 +69,5 @@ def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..device_memory.static import memory
 
-    use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
-    return [UnreplayedBytes("weights", int(use.weights)), UnreplayedBytes("cache", int(use.kv_cache))]
+    memory_use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
+    return [UnreplayedBytes("weights", int(memory_use.weights)), UnreplayedBytes("cache", int(memory_use.kv_cache))]

@@ -85,7 +85,7 @@ def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
     memory, max_batch = fit_answer.memory, fit_answer.batch
     users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
-    runs = (decoded_token(memory, hardware, users=number) for number in users)
+    runs = (decoded_token(memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
 
 
@@ -102,13 +102,13 @@ def largest_run(
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
-    def run(name: str, number: int) -> Memory:
-        return memory if number == getattr(workload, name) else memory.with_(**{name: number})
+    def run(name: str, candidate_size: int) -> Memory:
+        return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
 
-    def needed_bytes(name: str, number: int) -> int:
+    def needed_bytes(name: str, candidate_size: int) -> int:
         """Returns the bytes that a run needs, or a lower bound of them if already that bound exceeds the capacity."""
-        least = run(name, number).least_device_bytes if number in (1, block) else 0
-        return least if least > capacity else run(name, number).device.device_bytes
+        least = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
+        return least if least > capacity else run(name, candidate_size).device.device_bytes
 
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
@@ -136,10 +136,10 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
     """
     excess_of: dict[int, int] = {}
 
-    def excess(number: int) -> int:
-        if number not in excess_of:
-            excess_of[number] = required_bytes(number) - capacity
-        return excess_of[number]
+    def excess(candidate: int) -> int:
+        if candidate not in excess_of:
+            excess_of[candidate] = required_bytes(candidate) - capacity
+        return excess_of[candidate]
 
     if excess(1) > 0:
         return 0
@@ -151,9 +151,9 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
         high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
-        number = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
+        candidate = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
         turn += 1
-        low, high = (number, high) if excess(number) <= 0 else (low, number)
+        low, high = (candidate, high) if excess(candidate) <= 0 else (low, candidate)
     return low
 
 
@@ -183,7 +183,7 @@ def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_
 
 def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
     """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
-    lower_number = max((number for number in excess_of if number < highest_fitting), default=highest_fitting)
+    lower_number = max((candidate for candidate in excess_of if candidate < highest_fitting), default=highest_fitting)
     rise = excess_of[highest_fitting] - excess_of[lower_number]
     return (
         highest_fitting + (highest_fitting - lower_number) * -excess_of[highest_fitting] // rise

@@ -77,10 +77,10 @@ def fit_devices(
     fewest_devices, fewest_candidate = _fewest_devices(question, layout_plan)
     batch = seq = 0
     if run_fits:
-        use, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _largest_number(question, best_candidate, "batch", 1, int(use.batch), MOST_BATCH)
+        workload, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
+        batch = _largest_number(question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
         seq = _largest_number(
-            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(use.seq), longest_length
+            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(workload.seq), longest_length
         )
     changes = () if run_fits else tuple(_changes(question, layout_plan.devices, fewest_devices, fewest_candidate))
     return DeviceFitting(layout_plan, best_candidate, fit, fewest_devices, fewest_candidate, batch, seq, changes)
@@ -171,16 +171,18 @@ def _largest_number(
     version, micro_batches = question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
-    def tensor_bytes(number: int) -> int:
-        return record.estimate(memory.with_(**{name: number})).largest_rank(best_candidate.layout, micro_batches)[0]
+    def tensor_bytes(candidate_size: int) -> int:
+        return record.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+            best_candidate.layout, micro_batches
+        )[0]
 
     fitting_point, too_large, margin = (start, best_candidate.device_bytes - tensor_bytes(start)), (start, 0), 0
 
-    def needed_bytes(number: int) -> int:
-        overhead, distance = fitting_point[1], max(0, number - fitting_point[0])
+    def needed_bytes(candidate_size: int) -> int:
+        overhead, distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
         if too_large[0] > fitting_point[0]:
             overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting_point[0])
-        return tensor_bytes(number) + overhead + margin
+        return tensor_bytes(candidate_size) + overhead + margin
 
     replays = 0
     while replays < REPLAYS or fitting_point[0] == start:

@@ -121,9 +121,11 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     published_memory = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
-        chosen = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
+        scheme_settings = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
         try:
-            bytes_by_format[name] = memory(preset.model, chosen, preset.dtype, config=preset.checkpoint).weights
+            bytes_by_format[name] = memory(
+                preset.model, scheme_settings, preset.dtype, config=preset.checkpoint
+            ).weights
         except InputError:
             bytes_by_format[name] = None
     return bytes_by_format

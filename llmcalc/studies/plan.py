@@ -196,7 +196,7 @@ def plan_of(
     rows: int,
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
-    by: Order | None = "memory",
+    order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
@@ -206,7 +206,7 @@ def plan_of(
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `plan`.
-    by: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
+    order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
     micro-batches is given.
@@ -227,11 +227,11 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    layout_times, untimed_reason = _times(memory, hardware, by, time_settings, record)
+    layout_times, untimed_reason = _times(memory, hardware, order_name, time_settings, record)
 
     @cache
-    def run_of(number: int, recompute: str) -> Memory:
-        return estimates.with_recompute(recompute).memory.with_(num_microbatches=number)
+    def run_of(run_index: int, recompute: str) -> Memory:
+        return estimates.with_recompute(recompute).memory.with_(num_microbatches=run_index)
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
@@ -240,16 +240,16 @@ def plan_of(
 
     version = layout_request.framework_version or ""
 
-    def sent(layout: Layout, number: int, recompute: str) -> int:
-        messages = Cluster.of(run_of(number, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
+    def sent(layout: Layout, run_index: int, recompute: str) -> int:
+        messages = Cluster.of(run_of(run_index, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def largest(layout: Layout, number: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, number)
+    def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
+        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, run_index)
 
-    def replay(layout: Layout, number: int, recompute: str, enough: int | None) -> int:
-        largest_rank_stage = largest(layout, number, recompute)[1] if enough is not None else 0
-        return replayed(run_of(number, recompute), record, version, layout, largest_rank_stage, enough)
+    def replay(layout: Layout, run_index: int, recompute: str, enough: int | None) -> int:
+        largest_rank_stage = largest(layout, run_index, recompute)[1] if enough is not None else 0
+        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -285,18 +285,18 @@ def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
 def _times(
     memory: Memory,
     hardware: Hardware,
-    by: Order | None,
+    order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
     record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
     """Returns the seconds per step of layouts, or the reason why they cannot be estimated."""
-    if by == "memory":
+    if order_name == "memory":
         return None, ""
     settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
     try:
         return TrainingTimes(memory, hardware, settings), ""
     except InputError as error:
-        if by == "time":
+        if order_name == "time":
             raise
         return None, str(error)
 
@@ -527,10 +527,10 @@ def _with_too_large(
             layouts.refuse(candidate)
         else:
             all_refused.append(candidate)
-    place = {layout_run: number for number, layout_run in enumerate(layouts.possible)}
+    index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
-        number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
+        number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
     return sorted(all_refused, key=order)
@@ -604,9 +604,9 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
-    for place, candidate in enumerate(candidates, start=1):
+    for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
-            return place
+            return position
     return None
 
 

@@ -71,11 +71,11 @@ class _Phases:
     ) -> None:
         self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
         self.context = device.device_bytes - device.reserved_bytes
-        step = device.moments.get("step", {})
-        self.states = {memory_kind: step.get(memory_kind, 0) for memory_kind in TRAINED}
+        update_moments = device.moments.get("step", {})
+        self.states = {memory_kind: update_moments.get(memory_kind, 0) for memory_kind in TRAINED}
         other_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
-            0, device.after_step_bytes - sum(step.get(memory_kind, 0) for memory_kind in other_terms)
+            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_terms)
         )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)

@@ -94,7 +94,7 @@ def sizes(spec: ModelSpec) -> Sizes:
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
     heads = keys = ffn_width = 0
-    for _, layer, count, _ in spec.main.groups():
+    for _, layer, layer_count, _ in spec.main.groups():
         widths = _layer_widths(layer, spec.hidden_size)
         if widths is None:
             raise ArithmeticError(
@@ -102,7 +102,7 @@ def sizes(spec: ModelSpec) -> Sizes:
                 "in every layer"
             )
         a, d, f = widths
-        heads, keys, ffn_width = heads + count * a, keys + count * a * d, ffn_width + count * f
+        heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
     return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 

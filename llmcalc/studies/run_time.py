@@ -317,15 +317,15 @@ class TrainingTimes:
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
-        plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
-        part_seconds = {name: float(seconds) for name, seconds in step.parts.items()}
-        weights = [self._runs_of_line(step, plan, line) for line in step.priced.lines]
-        waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
+        plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        part_seconds = {name: float(seconds) for name, seconds in timed_step.parts.items()}
+        weights = [self._runs_of_line(timed_step, plan, line) for line in timed_step.priced.lines]
+        waits, host = self._layer_waits(timed_step, plan), self._host_waits(timed_step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, timed_step.priced.lines, strict=True))
         total += waits + host
         scale = part_seconds["work"] / total
         parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
-        lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
+        lines = zip([weight * scale for weight in weights], timed_step.priced.lines, strict=True)
         return TimedRun(
             self.memory.spec,
             "training",
@@ -338,7 +338,7 @@ class TrainingTimes:
             0,
             Formats(plan.dtype),
             plan,
-            self.range(float(step.seconds)),
+            self.range(float(timed_step.seconds)),
             parts_of_run,
             tuple((float(weight), line) for weight, line in lines),
             hidden_host=host * scale,
@@ -348,23 +348,23 @@ class TrainingTimes:
         )
 
     @staticmethod
-    def _runs_of_line(step: Step, plan: StepPlan, line: Line) -> float:
+    def _runs_of_line(timed_step: Step, plan: StepPlan, line: Line) -> float:
         """Returns how often a kernel runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
             runs += plan.recompute + line.is_recomputed(plan.recompute_core, plan.recompute_nodes)
-        return float(line.times * step.priced.work.count(line.layer) * runs)
+        return float(line.times * timed_step.priced.work.count(line.layer) * runs)
 
-    def _layer_waits(self, step: Step, plan: StepPlan) -> float:
+    def _layer_waits(self, timed_step: Step, plan: StepPlan) -> float:
         if plan.tp == 1:
             return 0.0
-        work = step.priced.work
+        work = timed_step.priced.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
-    def _host_waits(self, step: Step, plan: StepPlan) -> float:
+    def _host_waits(self, timed_step: Step, plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
-        timed_pass, seconds = step.priced, 0.0
+        timed_pass, seconds = timed_step.priced, 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=backward)
@@ -392,8 +392,8 @@ class TrainingTimes:
             ),
         ]
         if layout.world > self.device.domain:
-            half = replace(self.device, nic=self.device.nic / 2)
-            slower.append(("half of the network (--nic)", half, self.stack, plan))
+            half_network_device = replace(self.device, nic=self.device.nic / 2)
+            slower.append(("half of the network (--nic)", half_network_device, self.stack, plan))
         for words, device, stack, changed_settings in slower:
             yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
 
@@ -502,14 +502,14 @@ def _timed_inference(
     layout: Layout,
     pass_tokens: tuple[int, int, int],
     formats: Formats,
-    answer: InferencePass,
+    inference_pass: InferencePass,
 ) -> TimedRun:
     lines = tuple(
         (float(line.times * timed_pass.work.count(line.layer)), line)
-        for timed_pass in answer.priced
+        for timed_pass in inference_pass.priced
         for line in timed_pass.lines
     )
-    part_seconds = {name: float(seconds) for name, seconds in answer.parts.items()}
+    part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
     by_kernels = sum(run_count * line.seconds for run_count, line in lines)
     sequences, seq, cached_tokens = pass_tokens
     return TimedRun(
@@ -524,10 +524,10 @@ def _timed_inference(
         cached_tokens,
         formats,
         None,
-        expected_range(float(answer.seconds), phase, device, stack, memory.spec),
+        expected_range(float(inference_pass.seconds), phase, device, stack, memory.spec),
         part_seconds,
         lines,
-        tuple(timed_pass.work for timed_pass in answer.priced),
+        tuple(timed_pass.work for timed_pass in inference_pass.priced),
         hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )

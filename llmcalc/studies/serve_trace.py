@@ -47,7 +47,7 @@ class Server(Protocol):
 
     def range(self, seconds: float, phase: str) -> Range: ...
 
-    def with_replicas(self, number: int) -> Self: ...
+    def with_replicas(self, replica_count: int) -> Self: ...
 
 
 AnyServer = TypeVar("AnyServer", bound=Server)
@@ -103,14 +103,16 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) -> TraceTimes:
+def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds | None = None) -> TraceTimes:
     """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
-    steps: seconds of the steps of its replica, if they are known.
+    step_seconds: seconds of the steps of its replica, if they are known.
     """
-    step = server.range(1.0, "decode")
-    steps = steps or steps_of(server, trace)
-    runs = [_serve_scaled(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
+    step_range = server.range(1.0, "decode")
+    step_seconds = step_seconds or steps_of(server, trace)
+    runs = [
+        _serve_scaled(server, trace, step_seconds, float(scale)) for scale in (1.0, step_range.low, step_range.high)
+    ]
     likely_run = runs[0]
     seconds = max(request.end for request in likely_run)
     in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
@@ -129,10 +131,10 @@ def steps_of(server: Server, trace: Trace) -> StepSeconds:
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
 
-def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
+def _serve_scaled(server: Server, trace: Trace, step_seconds: StepSeconds, scale: float) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
-        steps,
+        step_seconds,
         server.replicas,
         trace.requests,
         server.most_sequences,
@@ -166,10 +168,10 @@ def sized_for_trace(
 
     replicas: their number, if it is given. Without limits one replica is enough.
     """
-    steps = steps_of(server, trace)
+    step_seconds = steps_of(server, trace)
 
-    def broken(number: int) -> str:
-        return _broken_reason(_serve_scaled(server.with_replicas(number), trace, steps, 1.0), limits)
+    def broken(replica_count: int) -> str:
+        return _broken_reason(_serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0), limits)
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
     reason = broken(enough_replicas)
@@ -180,7 +182,7 @@ def sized_for_trace(
         middle = (too_few_replicas + enough_replicas) // 2
         too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
     sized_server = server.with_replicas(enough_replicas)
-    return sized_server, trace_times(sized_server, trace, steps), reason
+    return sized_server, trace_times(sized_server, trace, step_seconds), reason
 
 
 def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:

@@ -224,9 +224,9 @@ class Server:
         ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
         return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
-    def with_replicas(self, number: int) -> Server:
+    def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
-        return replace(self, replicas=number)
+        return replace(self, replicas=replica_count)
 
     @cached_property
     def most(self) -> int:
@@ -235,9 +235,15 @@ class Server:
 
     def curve(self, extra_concurrency: int | None = None) -> list[Point]:
         """Returns the server at 1, 2, 4, … concurrent requests and at the most. extra_concurrency: another one."""
-        steps = {2**i for i in range(self.most.bit_length())} | {self.most}
-        steps |= {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
-        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == extra_concurrency]
+        concurrencies = {2**i for i in range(self.most.bit_length())} | {self.most}
+        concurrencies |= (
+            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
+        )
+        return [
+            self.point(concurrency)
+            for concurrency in sorted(concurrencies)
+            if concurrency >= self.replicas or concurrency == extra_concurrency
+        ]
 
     def most_within(self, limits: Limits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""

@@ -244,11 +244,11 @@ class Budget:
 
     def cost_of(self, spec: ModelSpec) -> Number:
         """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
-        count = params(spec)
+        parameter_count = params(spec)
         if self.kind == "parameters":
-            return count.total
-        step = flops(spec, Workload(batch=1, seq=self.seq, phase="training")).total
-        return floor_div(self.tokens_for(count.active) * step, self.seq)
+            return parameter_count.total
+        training_flops = flops(spec, Workload(batch=1, seq=self.seq, phase="training")).total
+        return floor_div(self.tokens_for(parameter_count.active) * training_flops, self.seq)
 
 
 def budget_for(
@@ -427,23 +427,25 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
-    step = members.step
+    width_step = members.step
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(members.at(i * step, depth))
+        return budget.cost_of(members.at(i * width_step, depth))
 
     def deep_enough(i: int) -> bool:
-        shallowest_depth, deepest_depth = _depth_range(members, i * step)
+        shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
         return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depth_range(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
-    end_step = LARGEST_WIDTH // step + 1
+    end_step = LARGEST_WIDTH // width_step + 1
     narrowest_index = _bisect_condition(deep_enough, 1, end_step)
-    return range(narrowest_index * step, _bisect_condition(too_wide, narrowest_index, end_step) * step, step)
+    return range(
+        narrowest_index * width_step, _bisect_condition(too_wide, narrowest_index, end_step) * width_step, width_step
+    )
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -461,11 +463,11 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
     while high - low > 1:
         guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
         guess, previous_span = min(max(guess, low + 1), high - 1), high - low
-        count = cost(guess)
-        if count <= value:
-            low, low_cost = guess, count
+        guessed_cost = cost(guess)
+        if guessed_cost <= value:
+            low, low_cost = guess, guessed_cost
         else:
-            high, high_cost = guess, count
+            high, high_cost = guess, guessed_cost
         line = not line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
@@ -497,9 +499,9 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
-    smallest_width, step = widths[0], widths.step
+    smallest_width, width_step = widths[0], widths.step
     growth = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(growth * i) - 1) / step) for i in range(limit))
+    indices = (round(smallest_width * (math.exp(growth * i) - 1) / width_step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
@@ -524,18 +526,18 @@ def _shape_of_size(
 ) -> Shape:
     h, layers = shape_size
     spec = members.at(h, layers)
-    count = params(spec)
+    parameter_count = params(spec)
     cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"
     return Shape(
         spec=spec,
         stack=stack_shape(spec.main, h),
         target=target,
-        parameters=count.total,
-        active=count.active,
-        embedding_and_head=count.total - count.non_embedding,
+        parameters=parameter_count.total,
+        active=parameter_count.active,
+        embedding_and_head=parameter_count.total - parameter_count.non_embedding,
         difference=cost / budget.value - 1,
-        tokens=budget.tokens_for(count.active) if trains else None,
+        tokens=budget.tokens_for(parameter_count.active) if trains else None,
         train_flops=cost if trains else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,

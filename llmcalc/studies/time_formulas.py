@@ -166,12 +166,13 @@ def _compute(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(DECODE_ATTENTION_RATE)})")
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
-        _, half = device.generation.attention_backward if line.backward else device.generation.attention
+        _, half_rate_keys = device.generation.attention_backward if line.backward else device.generation.attention
         keys = max(1.0, float(kernel.keys))
-        share = flops * (1 + half / keys) / seconds / peak
+        share = flops * (1 + half_rate_keys / keys) / seconds / peak
         return _Term(
             "F · (1 + S0 / S) / (P · e)",
-            f"{_number(flops)} · (1 + {_number(half)} / {_number(keys)}) / ({_number(peak)} · {_number(share)})",
+            f"{_number(flops)} · (1 + {_number(half_rate_keys)} / {_number(keys)}) / ({_number(peak)} · "
+            f"{_number(share)})",
         )
     return _Term("F / r", f"{_number(flops)} / {_number(flops / seconds)}") if flops else NOTHING
 

@@ -184,7 +184,9 @@ class Formulas:
         for allows_gaps in (False, True):
             exact_matches = exact_matches or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
         if not exact_matches:
-            tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
+            tails = {
+                ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
+            }
             component_names = dict.fromkeys(
                 node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
             )
@@ -423,7 +425,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 
 
 def _build_node(
-    numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
+    numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
     """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
@@ -434,14 +436,14 @@ def _build_node(
         _build_node(
             numeric_child,
             symbolic_child,
-            (*steps, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
+            (*path_names, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
             positions,
             source,
         )
         for numeric_child, symbolic_child in zip(numeric_place.children(), symbolic_node.children, strict=True)
     )
     return FormulaNode(
-        steps,
+        path_names,
         numeric_place.path,
         (index,),
         node,
@@ -477,11 +479,11 @@ def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
         yield from _walk(child)
 
 
-def _matches(names: list[str], steps: Steps, allows_gaps: bool) -> bool:
+def _matches(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     """Whether names, each optionally followed by a layer label or number, match the end of a path."""
-    if not names or not steps:
+    if not names or not path_names:
         return False
-    (name, label, indices), outer_steps = steps[-1], steps[:-1]
+    (name, label, indices), outer_steps = path_names[-1], path_names[:-1]
     last_name, remaining_names = names[-1], []
     if last_name == name:
         remaining_names.append(names[:-1])

@@ -129,9 +129,9 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
             continue
         base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else names[occurrence]
-        for name, count in counts.items():
+        for name, layer_count in counts.items():
             groups[occurrence.side, name] = (
-                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", count),
+                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", layer_count),
                 labels_by_kind[name],
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
@@ -142,11 +142,11 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
+        return {name: layer_count for name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     counts = {
         name: sum(i in rank.chunks.layers for i in layer_indices or ()) for name, _, _, layer_indices in stack.groups()
     }
-    return {name: count for name, count in counts.items() if count}
+    return {name: layer_count for name, layer_count in counts.items() if layer_count}
 
 
 def _rank_suffix(rank: RankModel | None) -> str:
@@ -251,29 +251,31 @@ def _letter_inside(annotation: Any) -> str | None:
 
 def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
-    update: dict[str, Any] = {side: _stack_with_symbols(stack, side, size_replacer) for side, stack in spec.stacks()}
+    update: dict[str, Any] = {
+        stack_name: _stack_with_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
+    }
     model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
 
 
-def _stack_with_symbols(stack: Stack, side: str, size_replacer: SizeReplacer) -> Stack:
+def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _changes(stack, side, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
+    update = _changes(stack, stack_name, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
 
     def lettered(name: str, block: Layer) -> Part:
-        return _part_with_symbols(block, side, labels[name], "", size_replacer) if name in labels else block
+        return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
 
     update["block"] = lettered(BASE, stack.block)
     update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
-def _part_with_symbols(part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_changes(part, side, layer, name, size_replacer))
+def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
+    return part.model_copy(update=_changes(part, stack_name, layer, name, size_replacer))
 
 
 def _changes(
-    part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
+    part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
@@ -281,15 +283,18 @@ def _changes(
         if field in leave:
             continue
         if isinstance(value, Part):
-            changes[field] = _part_with_symbols(value, side, layer, field, size_replacer)
+            changes[field] = _part_with_symbols(value, stack_name, layer, field, size_replacer)
         elif letter is not None and isinstance(value, int):
-            changes[field] = size_replacer(SizeOccurrence(side, layer, name, field, letter, value))
+            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, value))
     return changes
 
 
 def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     letter = letter_of(Stack.model_fields[DEPTH]) or "L"
-    return [SizeOccurrence(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
+    return [
+        SizeOccurrence(stack_name, "", "", DEPTH, letter, stack.num_hidden_layers)
+        for stack_name, stack in spec.stacks()
+    ]
 
 
 def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
@@ -299,7 +304,9 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     def pick(occurrence: SizeOccurrence) -> Any:
         return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
 
-    free_symbols = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    free_symbols = {
+        s for node_position in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(node_position.node.op)
+    }
     return [occurrence for occurrence, symbol in provisional.items() if symbol in free_symbols]
 
 
@@ -314,7 +321,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
-    blocks_by_kind = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
+    blocks_by_kind = {name: block for name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
@@ -331,20 +338,20 @@ def _traits(block: Layer) -> tuple[str, str]:
 
 
 def _with_depths(
-    node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
     """Adds symbols for the repeats of each kind of layer, and labels.
 
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
-    side = node.name if node.name in SIDE_NAMES and node.is_stack else side
+    stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
-    children = tuple(_with_depths(c, side, groups, shared_labels) for c in node.children)
+    children = tuple(_with_depths(c, stack_name, groups, shared_labels) for c in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     kind = node.label.removesuffix(SHARED) or BASE
-    count, label = groups[side, kind]
-    repeat = count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else count
+    layer_count, label = groups[stack_name, kind]
+    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else layer_count
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
 

@@ -10,7 +10,7 @@ The functions that answer a question (of scalars, or of arrays with an element p
     step.training_step(spec, device, stack, plan) -> Step
         .seconds, .parts {work, bubble, data, update}, .priced
     inference.prefill(spec, device, stack, batch, seq, cached_tokens=0, chunk=None, layout=ONE_DEVICE,
-        formats=Formats(), server=False) -> InferencePass                  .seconds, .parts {kernels, host, hops, server}, .priced
+        formats=Formats(), server=False) -> InferencePass       .seconds, .parts {kernels, host, hops, server}, .priced
     inference.decode(spec, device, stack, batch, cached_tokens, layout=ONE_DEVICE, formats=Formats()) -> InferencePass
     spread.expected_range(seconds, phase, device, stack, spec) -> Range     .low, .estimate, .high, .tested
 

@@ -164,26 +164,28 @@ class Replica:
         )
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
-    def prompts(self, number: float, server: bool = False) -> InferencePass:
+    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
         """Returns the time of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
         computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_whole(number), computed_tokens, cached_tokens, self.chunk, server)
+        return self.prompt_pass(_whole(prompt_count), computed_tokens, cached_tokens, self.chunk, server)
 
     def prompt_pass(
-        self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
+        self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
         layout, formats = self.layout, self.formats
-        timed_pass = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
+        timed_pass = prefill(
+            self.spec, self.device, self.stack, prompt_count, tokens, cached, chunk, layout, formats, server
+        )
         if self.speculation is None:
             return timed_pass
-        seconds = self.speculation.prompt_seconds(self.device, self.stack, number, tokens, layout)
+        seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
         return InferencePass(timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.priced)
 
     @cached_property
@@ -199,8 +201,8 @@ class Replica:
     @cached_property
     def saturation(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
-        steps = len(self.prompts(1).priced)
-        return 1 + self.further_steps * self.most_prompts * self.batches / steps
+        step_count = len(self.prompts(1).priced)
+        return 1 + self.further_steps * self.most_prompts * self.batches / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""

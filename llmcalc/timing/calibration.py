@@ -108,9 +108,9 @@ class Linear:
         """Returns the mean error, plus a penalty for factors that differ from each other."""
         middle = sum(logarithms) / len(logarithms)
         spread = sum((value - middle) ** 2 for value in logarithms)
-        count = len(self.measured)
-        errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / count
-        return errors + stiffness * spread / count + ANCHOR * middle**2 / count
+        run_count = len(self.measured)
+        errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / run_count
+        return errors + stiffness * spread / run_count + ANCHOR * middle**2 / run_count
 
 
 STEP = 1.1
@@ -214,8 +214,8 @@ LEAST_LAYOUTS = 3
 
 
 def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
-    chosen = sorted(group)[:first_index]
-    return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
+    chosen_indices = sorted(group)[:first_index]
+    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in group) - 1
 
 
 LEAST_RUNS = 3
@@ -291,11 +291,11 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
-    count = len(linear.measured)
-    fit_count = min(count, MOST_ESTIMATES // count)
-    errors = [0.0] * count
+    run_count = len(linear.measured)
+    fit_count = min(run_count, MOST_ESTIMATES // run_count)
+    errors = [0.0] * run_count
     for first_index in range(fit_count):
-        left_out = range(first_index, count, fit_count)
+        left_out = range(first_index, run_count, fit_count)
         errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), stiffness)))
         for index in left_out:
             errors[index] = errors_of_all[index]

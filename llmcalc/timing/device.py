@@ -94,8 +94,8 @@ class Device:
 
         inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
-        half = self.generation.depth[self.format_of(dtype)]
-        return maximum(1.0, (1 + half / maximum(1, inner)) / (1 + half / DEEP))
+        half_rate_depth = self.generation.depth[self.format_of(dtype)]
+        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner)) / (1 + half_rate_depth / DEEP))
 
     def aligned_share(self, *sizes: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
@@ -132,9 +132,11 @@ class Device:
 
         dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
         """
-        best_share, half = self.generation.attention_backward if backward else self.generation.attention
+        best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
         narrow_share = minimum(1.0, dim / 128) ** 0.5
-        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
+        return (
+            flops * (1 + half_rate_keys / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
+        )
 
     def message_seconds(
         self,

@@ -86,10 +86,10 @@ def _read(file: str) -> dict[str, dict[str, Any]]:
     return parse_toml(read_text(path), path.name)
 
 
-def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """Returns a table completed by the values of the table that its field `like` names."""
-    table = data[name]
-    base = _with_base(data, table["like"]) if table.get("like") else {}
+    table = tables[name]
+    base = _with_base(tables, table["like"]) if table.get("like") else {}
     inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
     merged_tables = {
         field: {**inherited_values[field], **table[field]}
@@ -102,8 +102,8 @@ def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 @cache
 def generations() -> dict[str, Generation]:
     """Returns every generation by its name."""
-    data = _read("generations.toml")
-    return {name: Generation(**_with_base(data, name)) for name in data}
+    tables = _read("generations.toml")
+    return {name: Generation(**_with_base(tables, name)) for name in tables}
 
 
 class Stack(Record):
@@ -178,5 +178,5 @@ class Stack(Record):
 @cache
 def stacks() -> dict[str, Stack]:
     """Returns every time stack by its name."""
-    data = _read("stacks.toml")
-    return {name: Stack(**_with_base(data, name)) for name in data}
+    tables = _read("stacks.toml")
+    return {name: Stack(**_with_base(tables, name)) for name in tables}

@@ -226,7 +226,7 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
         timed_pass.layer_seconds(AFTER),
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
-        sum(number for (layer, _), number in work.params.items() if layer < 0),
+        sum(parameter_count for (layer, _), parameter_count in work.params.items() if layer < 0),
         [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
 
@@ -303,7 +303,7 @@ def pipeline_ranks(
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
-    return sum(count * value for count, value in zip(counts, values, strict=True))
+    return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
 
 
 def _largest(values: Sequence[Number]) -> Number:
@@ -351,15 +351,15 @@ def _assemble(
         idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean
     bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated_params = _data_parallel(plan, device, stack, ranks)
+    message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
         stack.host_update * updated_params
         if stack.host_update
         else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    part_seconds = {"work": work, "bubble": bubble, "data": data, "update": update}
-    return Step(work + bubble + data + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
+    part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
+    return Step(work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
 
 
 class ReplicaMessages(NamedTuple):
@@ -490,13 +490,13 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
     return seconds
 
 
-def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
+def _pipelines(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
     """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
     import numpy
 
-    pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
+    pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct([pp, vpp])
-    sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
+    sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
         ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)

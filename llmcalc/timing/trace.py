@@ -84,9 +84,9 @@ class StepSeconds:
         tokens = _powers(most_tokens)
 
         def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
-            number = max(1.0, prompt_tokens / mean_input)
-            length = max(1, round(prompt_tokens / number))
-            return float(replica.prompt_pass(number, length, earlier_tokens).seconds)
+            prompt_count = max(1.0, prompt_tokens / mean_input)
+            length = max(1, round(prompt_tokens / prompt_count))
+            return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
 
         return cls(
             _between(
@@ -169,14 +169,16 @@ class Batch:
                 prompts.append([next_request, cached_tokens, request.input - cached_tokens])
                 reserved_tokens += length
                 next_request += 1
-            number = len(decoding)
-            context = context_sum / number if number else 0.0
+            sequence_count = len(decoding)
+            context = context_sum / sequence_count if sequence_count else 0.0
             if prompts:
-                finished_prompts, tokens, mean_context = self._take_prompts(prompts, number if self.mixed else 0)
+                finished_prompts, tokens, mean_context = self._take_prompts(
+                    prompts, sequence_count if self.mixed else 0
+                )
                 time_now += self.scale * self.steps.prompt(tokens, mean_context)
-                if self.mixed and number:
-                    time_now += self.scale * self.steps.added_decoding(number, context)
-                    steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
+                if self.mixed and sequence_count:
+                    time_now += self.scale * self.steps.added_decoding(sequence_count, context)
+                    steps_done, context_sum = steps_done + 1, context_sum + sequence_count * self.steps.tokens
                 for index in finished_prompts:
                     first_token_times[index] = time_now + self.steps.server * self.scale
                     if requests[index].output > 1:
@@ -185,12 +187,20 @@ class Batch:
                     else:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
-            elif number:
+            elif sequence_count:
                 alike = self._alike_steps(
-                    requests, next_request, time_now, decoding[0][0] - steps_done, number, context, reserved_tokens
+                    requests,
+                    next_request,
+                    time_now,
+                    decoding[0][0] - steps_done,
+                    sequence_count,
+                    context,
+                    reserved_tokens,
                 )
-                time_now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
-                steps_done, context_sum = steps_done + alike, context_sum + alike * number * self.steps.tokens
+                time_now += (
+                    alike * self.scale * self.steps.token(sequence_count, context + alike * self.steps.tokens / 2)
+                )
+                steps_done, context_sum = steps_done + alike, context_sum + alike * sequence_count * self.steps.tokens
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
@@ -235,7 +245,7 @@ class Batch:
         next_request: int,
         time_now: float,
         most_steps: int,
-        number: int,
+        sequence_count: int,
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
@@ -243,15 +253,15 @@ class Batch:
         if next_request == len(requests):
             return most_steps
         request = requests[next_request]
-        if number >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
+        if sequence_count >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
             return most_steps
-        step = self.scale * self.steps.token(number, cached_tokens)
-        return max(1, min(most_steps, int((request.arrival - time_now) / step) + 1))
+        step_seconds = self.scale * self.steps.token(sequence_count, cached_tokens)
+        return max(1, min(most_steps, int((request.arrival - time_now) / step_seconds) + 1))
 
 
 def serve_trace(
     replica: Replica,
-    steps: StepSeconds,
+    step_seconds: StepSeconds,
     replicas: int,
     requests: Sequence[TracedRequest],
     sequences: int,
@@ -261,13 +271,13 @@ def serve_trace(
 ) -> list[ServedRequest]:
     """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
-    steps: seconds of the replica's steps. requests: in the order of their arrival.
+    step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
-        steps,
+        step_seconds,
         max(1, sequences // replica.batches),
         max(longest_request, cache_tokens // replica.batches),
         replica.step_tokens or longest_request,

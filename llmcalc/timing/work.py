@@ -235,21 +235,21 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(number, self.rank_pass.ep) if is_routed else number) * self.count(layer)
-            for (layer, is_routed), number in self.params.items()
+            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            for (layer, is_routed), parameter_count in self.params.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
-        return sum(number * self.count(layer) for layer, number in self.cache.items())
+        return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
 
 
-def share(number: Number, ranks: Number) -> Number:
+def share(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
-    if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
-        return number // ranks
-    return number / ranks
+    if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
+        return amount // ranks
+    return amount / ranks
 
 
 @dataclass
@@ -314,10 +314,14 @@ class WorkRecorder(Placements):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
-            default_output, chosen = next(iter(item.branches.values())).gives, item.branches[form]
-            if chosen.gives is not None and default_output is not None and chosen.gives is not default_output:
-                self.aliases[id(default_output.storage)] = chosen.gives
-            yield from self._chosen_items(chosen.items)
+            default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
+            if (
+                chosen_items.gives is not None
+                and default_output is not None
+                and chosen_items.gives is not default_output
+            ):
+                self.aliases[id(default_output.storage)] = chosen_items.gives
+            yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
         """Yields a scope and every scope in it, in the branches that run."""
@@ -349,9 +353,9 @@ class WorkRecorder(Placements):
         self.shares_parameters = shares_parameters
 
     def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        chosen = list(self._chosen_items(items))
-        super()._run_items(chosen, path, repeats)
-        for item in chosen:  # parameters that this pass does not use
+        chosen_items = list(self._chosen_items(items))
+        super()._run_items(chosen_items, path, repeats)
+        for item in chosen_items:  # parameters that this pass does not use
             if item.about.get("role") in NEVER_RUN and item.about.get("optional", "") in ("", *self.include):
                 node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
@@ -410,9 +414,9 @@ class WorkRecorder(Placements):
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        count = len(self.messages)
+        message_count = len(self.messages)
         super()._add_message(collective, value, group, backward, elements, messages)
-        if len(self.messages) == count:
+        if len(self.messages) == message_count:
             return
         self._flush()
         message = self.messages[-1]

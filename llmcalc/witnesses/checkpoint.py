@@ -69,15 +69,15 @@ class Match:
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token-prediction modules."""
     tree = spec.tree()
-    for place in tree.walk():
-        use = place.use
-        if use is None or place.optional:
+    for node_position in tree.walk():
+        op_use = node_position.use
+        if op_use is None or node_position.optional:
             continue
-        for path in module_paths(place):
-            for tensor in use.tensors():
+        for path in module_paths(node_position):
+            for tensor in op_use.tensors():
                 yield Expected(path, _without_unit_axes(tensor.shape))
-            if use.buffers():
-                yield Expected(path, (use.buffers(),), buffer=True)
+            if op_use.buffers():
+                yield Expected(path, (op_use.buffers(),), buffer=True)
 
 
 def _without_unit_axes(shape: Shape) -> Shape:
@@ -116,8 +116,8 @@ def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
 def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: Match) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
-    for step in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = step(unmatched_tensors, remaining, result)
+    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
+        remaining = match_tensors(unmatched_tensors, remaining, result)
     by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         by_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(expected_tensor)
@@ -197,8 +197,8 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
             counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
             name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
-            for name_word, count in counts.items()
-            if count == stack.shape[0]
+            for name_word, tensor_count in counts.items()
+            if tensor_count == stack.shape[0]
         }
         if matching_words:
             name_word = min(

@@ -170,13 +170,13 @@ def compare(
     measured_count: module path → measured number; 0 for a module that is not in it.
     modules: the paths of all modules of the witness.
     """
-    for place in tree.walk(run_config):
-        if place.optional and place.optional not in include:
+    for node_position in tree.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        expected_count = closed_form(place)
-        paths = module_paths(place)
+        expected_count = closed_form(node_position)
+        paths = module_paths(node_position)
         readings = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
-        yield from check_repeats(place.path or tree.name, quantity, expected_count, readings, witness)
+        yield from check_repeats(node_position.path or tree.name, quantity, expected_count, readings, witness)
 
 
 def check_repeats(
@@ -202,14 +202,16 @@ def check_repeats(
         )
 
 
-def module_paths(place: Place) -> list[str]:
+def module_paths(node_position: Place) -> list[str]:
     """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
-    node = place.node
-    if place.above is None:
+    node = node_position.node
+    if node_position.above is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
-        f"{parent_path}.{name}" if parent_path else name for parent_path in module_paths(place.above) for name in names
+        f"{parent_path}.{name}" if parent_path else name
+        for parent_path in module_paths(node_position.above)
+        for name in names
     ]
 
 

@@ -35,12 +35,12 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
-    steps = [deviation.follow for deviation in _deviations(model_type, quantity, spec)]
+    replacements = [deviation.follow for deviation in _deviations(model_type, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:
         op = op_use.op
-        for step in steps:
-            op = step(op)
+        for replace_op in replacements:
+            op = replace_op(op)
         return cost(replace(op_use, op=op))
 
     return changed_cost

@@ -99,13 +99,13 @@ def loss_or_output(
     spec: ModelSpec,
     module: Any,
     ids: Tensor,
-    source: Tensor | None,
+    source_input: Tensor | None,
     choices: Choices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     with_mtp = MTP.name in include
-    outputs = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    outputs = module(ids, source_input, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
     out, logits_ahead = outputs if with_mtp else (outputs, [])
     del outputs
     return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out

@@ -230,16 +230,20 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
-    for place in spec.tree().walk():
-        ops = [child.op for child in place.node.children]
+    for node_position in spec.tree().walk():
+        ops = [child.op for child in node_position.node.children]
         if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
-            return place.path
+            return node_position.path
     return ""
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
+    cores = [
+        node_position.node.op
+        for node_position in spec.tree().walk()
+        if isinstance(node_position.node.op, AttentionCore)
+    ]
     return any(core.qk_dim != core.v_dim for core in cores)
 
 
@@ -360,7 +364,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
         run.update()
         run.zero_grad()
         peaks = {
-            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
         steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved_bytes))
@@ -387,7 +391,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     live = meter.now - bytes_before
     run.backward(loss)
     peaks = {
-        phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - bytes_before
+        phase: max(peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase) - bytes_before
         for phase in ("forward", "backward")
     }
     return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}

@@ -171,11 +171,11 @@ class _Search:
             paths_and_modules = [(path, node_modules.modules)]
         else:
             paths_and_modules = list(self._members(path, node.indices, node_modules.modules[0]))
-            yield from ((place, NodeModules(paths)) for place, paths in paths_and_modules)
-        for place, module_paths in paths_and_modules:
+            yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
+        for node_position, module_paths in paths_and_modules:
             for child in node.children:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
-                yield from self._node(f"{place}.{child.name}", child, module_paths, outer_modules, deeper)
+                yield from self._node(f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper)
 
     def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]

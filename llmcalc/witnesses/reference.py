@@ -131,9 +131,9 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
     """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
-    source = ids if spec.kind == "encoder-decoder" else None
+    source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
-    return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
+    return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
 
 
 def precision(device: Device) -> str:
@@ -249,13 +249,13 @@ def _checks(
     yield from against("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
-    ids, source = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
+    ids, source_input = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
     with_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
         if spec.pooler is not None:
-            return list(module(ids, source, with_pooled=True))
-        out = module(ids, source, with_mtp=with_mtp)
+            return list(module(ids, source_input, with_pooled=True))
+        out = module(ids, source_input, with_mtp=with_mtp)
         logits, logits_ahead = out if with_mtp else (out, [])
         return [logits, *logits_ahead]
 
@@ -270,7 +270,7 @@ def _checks(
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=has_head)])
+    prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
     yield from against(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )

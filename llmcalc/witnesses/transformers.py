@@ -193,7 +193,7 @@ def _checks(
             compare_modules(
                 tree,
                 quantity,
-                lambda place: place.cost_per_repeat(cost) + additions(place.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
                 modules,
                 measured,
                 witness,
@@ -239,8 +239,10 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    places = [re.escape(place).replace(r"\*", r"\d+") for place in family.uncounted_modules.split(" + ")]
-    pattern = re.compile(rf"({'|'.join(places)})\.")
+    node_positions = [
+        re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
+    ]
+    pattern = re.compile(rf"({'|'.join(node_positions)})\.")
     return {name: p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}.")}
 
 

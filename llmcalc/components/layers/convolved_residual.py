@@ -117,13 +117,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
             weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for name, part, block_count, count in (
+            for name, part, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 assert isinstance(part, Component)
                 if block_count:
-                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, count))
+                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, part.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)

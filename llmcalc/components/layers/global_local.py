@@ -252,19 +252,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
-            scale, count = q.shape[-1] ** -0.5, self.count
-            always = real.new_ones(count)
-            scores = q[:, :, :count] @ k.transpose(-1, -2) * scale
+            scale, global_count = q.shape[-1] ** -0.5, self.count
+            always = real.new_ones(global_count)
+            scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
             scores = scores.masked_fill(~torch.cat([always, real]), float("-inf"))
             of_global_tokens = self._weights(scores) @ v
-            blocks = [x[:, :, count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
-            to_global_tokens = blocks[0] @ k[:, :, None, :count].transpose(-1, -2)
+            blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
+            to_global_tokens = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             to_block = blocks[0] @ blocks[1].transpose(-1, -2)
             block_mask = real.unflatten(0, (-1, self.block))
             mask = torch.cat([always.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([to_global_tokens, to_block], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
-            of_text = weights[..., :count] @ v[:, :, None, :count] + weights[..., count:] @ blocks[2]
+            of_text = (
+                weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
+            )
             return torch.cat([of_global_tokens, of_text.flatten(2, 3)], 2)
 
         def _weights(self, scores: Tensor) -> Tensor:

@@ -138,9 +138,9 @@ class SharedBlock(Part):
             own_scope.per_layer = True
             y = mapped()
         if other_adapters is not None:
-            number, role = other_adapters
-            indices = range(1, number + 1) if isinstance(number, int) else None
-            with recorder.scope("adapters", repeat=number, indices=indices, role=role, **node_fields):
+            adapter_count, role = other_adapters
+            indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
+            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
                 mapped()
         return y
 

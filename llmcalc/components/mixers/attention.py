@@ -215,8 +215,8 @@ class Attention(TokenMixer):
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self if self.sizes(width)[1] == number else self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
@@ -770,10 +770,12 @@ def _reference_class() -> type[nn.Module]:
             if not self.cross:
                 self._score_bias(forward_pass, end, x.shape[1], end, x.device)
 
-        def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
+        def _in_squares(
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
+        ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]
+            squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)

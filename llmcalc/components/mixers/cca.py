@@ -86,9 +86,9 @@ class CompressedConvAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with `number` key and value heads; unchanged if their width is odd and cannot be halved."""
-        return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with `kv_heads` key and value heads; unchanged if their width is odd and cannot be halved."""
+        return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         width = head_sizes.kv_heads * head_sizes.head_dim

@@ -59,9 +59,9 @@ class DifferentialAttention(GroupedQueryMixer):
         self.position.check(self.head_dim)
         return self
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with `number` key and value heads; unchanged for an odd number, which cannot be halved."""
-        return self if number % 2 else super().with_kv_heads(number, width)
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with `kv_heads` key and value heads; unchanged for an odd number, which cannot be halved."""
+        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
@@ -80,17 +80,18 @@ class DifferentialAttention(GroupedQueryMixer):
         recorder.mask(q, k, causal=True)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (
-            recorder.repeat(half, kv_heads, tiled=True) for half in recorder.split(v, half_of_values, half_of_values)
+            recorder.repeat(half_values, kv_heads, tiled=True)
+            for half_values in recorder.split(v, half_of_values, half_of_values)
         )
-        first_values, second_values = (recorder.repeat(half, heads) for half in halves)
+        first_values, second_values = (recorder.repeat(half_values, heads) for half_values in halves)
         recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = recorder.repeat(k, heads)
         recorder.hold(k=k)
         cores = recorder.attention("core_1", q, k, first_values), recorder.attention("core_2", q, k, second_values)
         double_dim = Beside(((dim,), (dim,)))
         joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
-        half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        plus, minus = recorder.split(joined_heads, half, half)
+        half_values = Axis("half_heads", exact_div(heads.size, 2)), double_dim
+        plus, minus = recorder.split(joined_heads, half_values, half_values)
         share = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
@@ -164,7 +165,9 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(
                 forward_pass, forward_pass.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True
             )
-            first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
+            first_values, second_values = (
+                self._repeat_heads(half_values.repeat(1, 2, 1, 1)) for half_values in v.chunk(2, 1)
+            )
             k = self._repeat_heads(k)
             joined_heads = torch.cat(
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1

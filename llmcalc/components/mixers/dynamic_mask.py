@@ -81,9 +81,9 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
             rows = WithPast(of=x.rows, window=window)
-            steps = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
-            recorder.hold(steps=steps)
-            strength = recorder.act(recorder.mul(steps, recorder.vector("A", kv_heads)), "exp")
+            step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
+            recorder.hold(steps=step_sizes)
+            strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
             recorder.hold(strength=strength)
             mask = recorder.strongest(strength, q, k, **limits)
         recorder.hold(mask=mask)
@@ -153,8 +153,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
-            steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
-            strength = (steps * self.A.weight).exp().transpose(1, 2)[:, :, None]
+            step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
+            strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask

@@ -28,8 +28,8 @@ class GroupedQueryMixer(TokenMixer):
     def score_position(self) -> Rope:
         return self.position
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         self.position.check_heads(head_sizes)

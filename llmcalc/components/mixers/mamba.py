@@ -84,9 +84,9 @@ class Mamba(TokenMixer):
         u = recorder.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
         recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
         u = recorder.act(u, self.hidden_act)
-        step, b, c = self._scan_inputs(recorder, u, inner_axis, state)
+        time_step, b, c = self._scan_inputs(recorder, u, inner_axis, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
-        y = recorder.core("scan", op, u, recorder.act(step, "softplus"), b, c, axes=(inner_axis,))
+        y = recorder.core("scan", op, u, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state, bits=STATE_BITS)
         return recorder.linear(
             "out_proj", recorder.mul(y, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
@@ -97,19 +97,23 @@ class Mamba(TokenMixer):
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         shapes = (rank,), (state,), (state,)
         if a is None:
-            step, b, c = recorder.split(recorder.linear("x_proj", u, Beside(shapes)), *shapes)
+            time_step, b, c = recorder.split(recorder.linear("x_proj", u, Beside(shapes)), *shapes)
             if self.norm is not None:
-                step, b, c = (
-                    recorder.norm("dt_norm", step, self.norm),
+                time_step, b, c = (
+                    recorder.norm("dt_norm", time_step, self.norm),
                     recorder.norm("b_norm", b, self.norm),
                     recorder.norm("c_norm", c, self.norm),
                 )
-            return recorder.linear("dt_proj", step, inner_axis, bias=True), b, c
+            return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
         head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
-        step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
-        step = recorder.experts("dt_proj", step, heads, a, channels, bias=True)
-        return step.view(inner_axis, rows=u.rows), b.view(heads, state, rows=u.rows), c.view(heads, state, rows=u.rows)
+        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
+        time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
+        return (
+            time_step.view(inner_axis, rows=u.rows),
+            b.view(heads, state, rows=u.rows),
+            c.view(heads, state, rows=u.rows),
+        )
 
     def describe(self, hidden_size: int) -> str:
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"
@@ -166,10 +170,10 @@ def _reference_class() -> type[nn.Module]:
             self.D = nn.Parameter(torch.ones(inner_width))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            decay = torch.exp(step.float()[..., None] * -torch.exp(self.A_log.float()))
-            state = (step * x).float()[..., None] * b.float()
+            decay = torch.exp(time_step.float()[..., None] * -torch.exp(self.A_log.float()))
+            state = (time_step * x).float()[..., None] * b.float()
             if old_state is not None:
                 first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
                 state = torch.cat([first_state, state[:, 1:]], 1)
@@ -232,14 +236,14 @@ def _reference_class() -> type[nn.Module]:
             u, gate = self.in_proj(x).chunk(2, -1)
             u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
+            time_step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
-                step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
-            step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
+                time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
+            time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
             stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
                 u,
-                step,
+                time_step,
                 b.repeat_interleave(u.shape[-1] // heads, 2),
                 c,
                 None if stored_state is None else stored_state[0],

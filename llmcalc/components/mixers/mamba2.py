@@ -98,7 +98,7 @@ class Mamba2(TokenMixer):
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
         conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
-        gate, u, step = recorder.split(
+        gate, u, time_step = recorder.split(
             recorder.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
@@ -108,8 +108,8 @@ class Mamba2(TokenMixer):
         u = recorder.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
         u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
-        scan_inputs = u, step, recorder.repeat(b, heads), recorder.repeat(c, heads)
-        scan_sizes = step.width, self.head_dim, self.state_size, x.rows
+        scan_inputs = u, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
+        scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         y = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
@@ -185,10 +185,10 @@ def scan_class() -> type[nn.Module]:
             self.D, self.dt_bias = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            step = nn.functional.softplus(step + self.dt_bias).float()
-            log, scaled_x = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
+            time_step = nn.functional.softplus(time_step + self.dt_bias).float()
+            log, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
                 y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
             else:
@@ -269,7 +269,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, convolution_output, step = self.in_proj(x).split(
+            gate, convolution_output, time_step = self.in_proj(x).split(
                 [inner_width, inner_width + 2 * group_width, spec.num_heads], -1
             )
             convolution_output = activate(
@@ -280,7 +280,11 @@ def _reference_class() -> type[nn.Module]:
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
             stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
+                x.unflatten(-1, (spec.num_heads, -1)),
+                time_step,
+                b,
+                c,
+                None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(forward_pass, last_state)
             result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))

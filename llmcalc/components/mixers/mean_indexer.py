@@ -57,7 +57,7 @@ class MeanIndexer(BlockIndexer):
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        pool, chosen = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
+        pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
@@ -69,10 +69,14 @@ class MeanIndexer(BlockIndexer):
             scores = recorder.act(
                 recorder.scores("core", q, means, cross=True, core=ops.EntryScores, rate=pool.size), "relu"
             )
-            recorder.select(recorder.sum(scores), all_keys, chosen, pool=pool.size)
+            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
         mask, keys, values = recorder.selected(q, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.PooledCore, "selection": mask, "selected": chosen, "pool": pool.size}
+        return (
+            keys,
+            values,
+            {"core": ops.PooledCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
+        )
 
     def reference(self, model_properties: Context, theta: float) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, theta)
@@ -122,14 +126,14 @@ def _reference_class() -> type[nn.Module]:
             complete = torch.arange(blocks, device=x.device) < known // block
             ranked = scores.masked_fill(~complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked[..., : spec.index_topk_blocks]
-            chosen = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
+            chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
                 end = forward_pass.past + 1
                 rest = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen, rest], -1)
+                return torch.cat([chosen_positions, rest], -1)
             rest = known - known % block + torch.arange(block - 1, device=x.device)
             rest = rest.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
-            return torch.cat([chosen, rest], -1)
+            return torch.cat([chosen_positions, rest], -1)
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""

@@ -157,10 +157,10 @@ class MLA(TokenMixer):
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with a latent as wide as the keys and values of `number` heads."""
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with a latent as wide as the keys and values of `kv_heads` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope + rope + v) - rope})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}

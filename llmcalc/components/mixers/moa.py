@@ -65,7 +65,7 @@ class MixtureOfAttention(TokenMixer):
     def score_position(self) -> Rope:
         return self.position
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
         """The mixer, unchanged: an expert has one query head per key and value head, so queries would change too."""
         return self
 

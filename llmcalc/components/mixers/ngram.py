@@ -224,13 +224,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
-            count, end = q.shape[2], keys.shape[2]
-            queries, all_keys = forward_pass.span(end - count, end, x.device), forward_pass.span(0, end, x.device)
+            key_count, end = q.shape[2], keys.shape[2]
+            queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
             distance = queries[:, None] - all_keys
             index = self._bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
-            itself = torch.eye(count, dtype=torch.bool, device=x.device)
-            own_index = torch.zeros(*q.shape[:2], count, count, dtype=torch.long, device=x.device)
+            itself = torch.eye(key_count, dtype=torch.bool, device=x.device)
+            own_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
                 mask = torch.cat([(distance >= i) | (all_keys == 0), itself], -1)

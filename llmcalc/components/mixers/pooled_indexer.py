@@ -153,13 +153,15 @@ def _reference_class() -> type[nn.Module]:
             ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
             ranked_pools = scores.masked_fill(ends > known, float("-inf")).sort(dim=-1, descending=True, stable=True)
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
-            chosen = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
+            chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
             if tokens == 1:
                 end = forward_pass.past + 1
                 rest = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen, rest], -1)
+                return torch.cat([chosen_positions, rest], -1)
             rest = known - known % pool + torch.arange(pool - 1, device=x.device)
-            repeated = chosen[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
-            return torch.cat([chosen, torch.where(rest < known, rest, repeated)], -1)
+            repeated = (
+                chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
+            )
+            return torch.cat([chosen_positions, torch.where(rest < known, rest, repeated)], -1)
 
     return PooledIndexerReference

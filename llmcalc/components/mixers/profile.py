@@ -82,8 +82,8 @@ class ProfileAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def source(self) -> str:
         return "Inkling 2026"

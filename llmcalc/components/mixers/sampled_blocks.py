@@ -115,9 +115,9 @@ def _reference_class() -> type[nn.Module]:
             )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
                 mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
-            count = mean_scores.shape[-1]
-            index = mean_scores.flatten(2).topk(min(self.blocks, count * count), -1).indices
-            rows, columns = index // count, index % count
+            block_count = mean_scores.shape[-1]
+            index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
+            rows, columns = index // block_count, index % block_count
             sampled_queries, sampled_keys, sampled_values = (
                 self._chosen(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
             )
@@ -128,7 +128,9 @@ def _reference_class() -> type[nn.Module]:
             totals = torch.zeros_like(queries[..., :1])
             totals = totals.scatter_add(2, self._like(rows, totals), weights.sum(-1, keepdim=True))
             if self.approximated:
-                others = torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (count, count))
+                others = (
+                    torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
+                )
                 others = others * token_counts.transpose(-1, -2)
                 sums = sums + (others @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + others.sum(-1)[..., None, None]

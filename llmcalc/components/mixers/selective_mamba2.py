@@ -80,10 +80,10 @@ class SelectiveMamba2(TokenMixer):
         recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
         u = recorder.act(u, "silu").view(*inner_axes)
         shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
-        b, c, step = recorder.split(recorder.linear("bcdt_proj", u, Beside(shapes)), *shapes)
-        step = recorder.linear("dt_proj", recorder.norm("dt_norm", step, self.norm), heads)
-        scan_inputs = u, step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
-        scan_sizes = step.width, self.head_dim, self.state_size, x.rows
+        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", u, Beside(shapes)), *shapes)
+        time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
+        scan_inputs = u, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
+        scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         y = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ProjectedChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
@@ -133,12 +133,16 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             gate, u = self.in_proj(x).chunk(2, -1)
             u = nn.functional.silu(self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
-            b, c, step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
-            step = self.dt_proj(self.dt_norm(step))
+            b, c, time_step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
+            time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
             stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
-                u.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
+                u.unflatten(-1, (spec.num_heads, -1)),
+                time_step,
+                b,
+                c,
+                None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(forward_pass, last_state)
             result: Tensor = self.out_proj(y.flatten(2) * nn.functional.silu(gate))

@@ -115,8 +115,8 @@ def _reference_class() -> type[nn.Module]:
         """
 
         def forward(self, x: Tensor, filters: Tensor) -> Tensor:
-            side = filters.shape[-1] // 2
-            padded = nn.functional.pad(x, (0, 0, 0, 0, side, side))
+            neighbours = filters.shape[-1] // 2
+            padded = nn.functional.pad(x, (0, 0, 0, 0, neighbours, neighbours))
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
             out: Tensor = (windows @ filters[..., None]).squeeze(-1)
             return out
@@ -134,12 +134,12 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SpanConvolution, model_properties: Context) -> None:
             super().__init__()
             hidden, kernel, self.heads = model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
-            half = hidden // 2
-            self.q_proj, self.k_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
-            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
+            half_width = hidden // 2
+            self.q_proj, self.k_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
+            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
-            self.span_proj = nn.Conv1d(hidden, half, 1)
-            self.filter_proj = nn.Linear(half, self.heads * kernel)
+            self.span_proj = nn.Conv1d(hidden, half_width, 1)
+            self.filter_proj = nn.Linear(half_width, self.heads * kernel)
             self.core, self.convolution = Core(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 

@@ -551,13 +551,15 @@ def _routed_class() -> type[nn.Module]:
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
 
-        def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
+        def __init__(
+            self, expert: FeedForward, expert_count: int, width: int, identities: IdentityExperts | None
+        ) -> None:
             super().__init__()
-            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
+            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, expert_count
             if expert.gated:
-                self.gate_proj = ExpertMap(count, width, ffn_width, expert.gate_bias)
-            self.up_proj = ExpertMap(count, width, ffn_width, expert.up_bias)
-            self.down_proj = ExpertMap(count, ffn_width, width, expert.down_bias)
+                self.gate_proj = ExpertMap(expert_count, width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(expert_count, width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(expert_count, ffn_width, width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 
@@ -581,13 +583,13 @@ def _routed_class() -> type[nn.Module]:
             self,
             routing: Any,
             expert: FeedForward,
-            count: int,
+            expert_count: int,
             width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
             self.routing = routing
-            self.experts = ExpertsReference(expert, count, width, identities)
+            self.experts = ExpertsReference(expert, expert_count, width, identities)
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
@@ -631,19 +633,19 @@ def _reference_class() -> type[nn.Module]:
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: Context) -> None:
-            hidden, count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
+            hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identities = spec.identity_experts
-            classes = count if identities is None else count + identities.zero_expert_num
+            classes = expert_count if identities is None else expert_count + identities.zero_expert_num
             width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
-                spec.router.reference(model_properties, count, top_k, classes),
+                spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
-                count,
+                expert_count,
                 width,
                 identities,
             )
             if spec.vision_experts is not None:
-                self.vision_experts = spec.vision_experts.reference(model_properties, count, top_k)
+                self.vision_experts = spec.vision_experts.reference(model_properties, expert_count, top_k)
             if spec.latent is not None:
                 for name, module in spec.latent.reference(model_properties).items():
                     self.add_module(name, module)

@@ -70,9 +70,11 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     It may be the output width of the encoder before it, or of the projector just before it.
     """
     for name, tower, readable in towers_before(towers):
-        input_widths = {source: towers[source].output_width for source in readable}
+        input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
-            expected_widths = " or ".join(f"{width}, which {source} gives" for source, width in input_widths.items())
+            expected_widths = " or ".join(
+                f"{width}, which {tower_name} gives" for tower_name, width in input_widths.items()
+            )
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 

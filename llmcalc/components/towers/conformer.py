@@ -292,9 +292,9 @@ def _reference_class() -> type[nn.Module]:
             return out
 
     class Buffers(nn.Module):
-        def __init__(self, count: int) -> None:
+        def __init__(self, layer_count: int) -> None:
             super().__init__()
-            self.register_buffer("bounds", torch.full((count,), float("inf")))
+            self.register_buffer("bounds", torch.full((layer_count,), float("inf")))
 
     class ConformerReference(nn.Module):
         """The conformer. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].

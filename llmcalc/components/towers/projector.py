@@ -81,15 +81,15 @@ class Resampler(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its vectors of each image. x: the patches."""
-        count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", count, hidden, many=self.queries).view(hidden, rows=rows)
+        query = recorder.vector("query", query_count, hidden, many=self.queries).view(hidden, rows=rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", count, hidden, many=self.queries).view(hidden, rows=rows)
+                query, recorder.vector("positions", query_count, hidden, many=self.queries).view(hidden, rows=rows)
             )
         with recorder.apart(causal=False):
             return recorder.part("attention", self.attention, query, memory=keys)
@@ -199,10 +199,10 @@ class Projector(TowerPart):
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
 
-    def _with_marks(self, recorder: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
+    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
-        vectors = recorder.vector(name, Axis("marks", count), *axes, many=count)
-        return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=count))
+        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, many=mark_count)
+        return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
@@ -264,9 +264,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Marks(nn.Module):
-        def __init__(self, count: int, width: int) -> None:
+        def __init__(self, query_count: int, width: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, width) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)

@@ -52,15 +52,15 @@ class Parts:
             add(self.unconverted, other_parts.unconverted),
         )
 
-    def __mul__(self, count: Number) -> Parts:
-        if type(count) is int:
-            if count == 1:  # of nearly every tensor
+    def __mul__(self, copy_count: Number) -> Parts:
+        if type(copy_count) is int:
+            if copy_count == 1:  # of nearly every tensor
                 return self
             return Parts(
-                self.weights * count, self.scales * count, self.zeros * count, self.other * count,
-                self.unconverted * count,
+                self.weights * copy_count, self.scales * copy_count, self.zeros * copy_count, self.other * copy_count,
+                self.unconverted * copy_count,
             )  # fmt: skip
-        return Parts(*(n if is_zero(n) else times(n, count) for n in (getattr(self, name) for name in PARTS)))
+        return Parts(*(n if is_zero(n) else times(n, copy_count) for n in (getattr(self, name) for name in PARTS)))
 
     @property
     def total(self) -> Number:
@@ -118,12 +118,12 @@ def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightS
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
-def _sites_below(place: Place, weight_site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
+def _sites_below(node_position: Place, weight_site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
     """Yields the tensors below a node of the model.
 
     weight_site: the site of the node itself, whose tensor is ignored.
     """
-    for child_place in place.children():
+    for child_place in node_position.children():
         child = child_place.node
         if child.optional and child.optional not in include:
             continue
@@ -134,14 +134,14 @@ def _sites_below(place: Place, weight_site: WeightSite, include: frozenset[str])
             ]
         else:
             copies = [(f"{child_path}.{i}", weight_site.times, i) for i in child.indices]
-        for path, count, layer in copies:
+        for path, copy_count, layer in copies:
             child_site = WeightSite(
-                path, child_place.kind, weight_site.tensor, count, layer, place.node, child_place.optional
+                path, child_place.kind, weight_site.tensor, copy_count, layer, node_position.node, child_place.optional
             )
             if child_place.use is not None:
                 for tensor in child_place.use.tensors():
                     yield WeightSite(
-                        path, child_place.kind, tensor, count, layer, place.node, child_place.optional
+                        path, child_place.kind, tensor, copy_count, layer, node_position.node, child_place.optional
                     )  # `replace` takes three times as long
             yield from _sites_below(child_place, child_site, include)
 

@@ -108,10 +108,10 @@ def _read_fp8(fields: Fields) -> Scheme:
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
-    source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
+    format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     return _every_linear(
         fields,
-        LinearScheme(label, source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
+        LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )

@@ -349,5 +349,5 @@ def _type_bytes(elements: int, ggml_type: str) -> Parts:
     if ggml_type in PLAIN:
         return plain(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
-    count = elements // block
-    return Parts(*(n if is_zero(n) else n * count for n in (codes, scales, minima)))
+    block_count = elements // block
+    return Parts(*(n if is_zero(n) else n * block_count for n in (codes, scales, minima)))

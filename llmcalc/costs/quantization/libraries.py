@@ -169,8 +169,8 @@ def torchao(fields: Fields) -> Scheme:
     if isinstance(format_name, dict):
         default = format_name.get("default")
         format_name = default.get("_type") if isinstance(default, dict) else None
-        data = default.get("_data") if isinstance(default, dict) else None
-        group = Fields(data, fields.where).group("group_size") if isinstance(data, dict) else group
+        type_fields = default.get("_data") if isinstance(default, dict) else None
+        group = Fields(type_fields, fields.where).group("group_size") if isinstance(type_fields, dict) else group
     word = str(format_name).lower().replace("_", "").removesuffix("config")
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),

@@ -90,13 +90,13 @@ class LinearScheme(Scheme):
                 yield site, plain(site.tensor.size, dtype)
                 continue
             has_converted = True
-            count, n_out, n_in = _matrix_shapes(site)
+            matrix_count, n_out, n_in = _matrix_shapes(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
                 raise self._unsupported_error(
                     f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
                 )
-            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")

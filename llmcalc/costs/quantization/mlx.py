@@ -82,10 +82,10 @@ class MLXScheme(Scheme):
             if site.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
             *stack, n_out, n_in = site.tensor.shape
-            count: Number = 1
+            matrix_count: Number = 1
             for axis in stack:
-                count = count * axis
-            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+                matrix_count = matrix_count * axis
+            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entries = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
         if unused_entries:
             raise InputError(

@@ -35,17 +35,17 @@ ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear laye
 BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def scheme_of_layers(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_layers(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """
-    return LinearScheme(label, source, remarks, (Group(linear_format),))
+    return LinearScheme(label, format_source, remarks, (Group(linear_format),))
 
 
-def scheme_of_linears(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_linears(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(label, source, remarks, (Group(linear_format),), everywhere=True)
+    return LinearScheme(label, format_source, remarks, (Group(linear_format),), everywhere=True)
 
 
 def bnb4(label: str, is_double: bool) -> LinearScheme:

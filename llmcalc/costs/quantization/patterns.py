@@ -171,8 +171,8 @@ def _match_ways(pattern: str) -> int:
 
 def _component_runs(name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
-    steps = name.split(".")
-    return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
+    components = name.split(".")
+    return (".".join(components[i:j]) for i in range(len(components)) for j in range(i + 1, len(components) + 1))
 
 
 def _path_prefixes(name: str) -> Iterable[str]:

@@ -121,14 +121,17 @@ class _Arrays:
     def __init__(self) -> None:
         self.elements = 0
 
-    def add(self, reader: BoundedReader, key: str, count: int) -> None:
-        """Counts `count` further elements. Raises `InputError` for more than the file can hold or the limit allows."""
-        if count > (reader.size - reader.at) // 8:  # each has its length before it
+    def add(self, reader: BoundedReader, key: str, element_count: int) -> None:
+        """Counts `element_count` further elements.
+
+        Raises `InputError` for more than the file can hold or the limit allows.
+        """
+        if element_count > (reader.size - reader.at) // 8:  # each has its length before it
             raise InputError(
-                f"{reader.where}: {key[:80]}: {count:,} elements in a file of {reader.size:,} bytes; truncated or "
-                "not a GGUF file"
+                f"{reader.where}: {key[:80]}: {element_count:,} elements in a file of {reader.size:,} bytes; truncated "
+                "or not a GGUF file"
             )
-        self.elements += count
+        self.elements += element_count
         if self.elements > MOST_ELEMENTS:
             raise InputError(
                 f"{reader.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
@@ -154,23 +157,23 @@ def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Array
         return _read_text(reader, key)
     if value_type != ARRAY or depth > 4:
         raise InputError(f"{reader.where}: {key[:80]}: metadata type {value_type} is not known")
-    element_type, count = reader.number("I", key), reader.number("Q", key)
+    element_type, element_count = reader.number("I", key), reader.number("Q", key)
     if element_type in SCALARS:
-        if count <= LONGEST_KEPT:
-            return [reader.number(SCALARS[element_type], key) for _ in range(count)]
-        reader.skip(count * struct.calcsize("<" + SCALARS[element_type]), key)
-        return f"{count:,} values"
+        if element_count <= LONGEST_KEPT:
+            return [reader.number(SCALARS[element_type], key) for _ in range(element_count)]
+        reader.skip(element_count * struct.calcsize("<" + SCALARS[element_type]), key)
+        return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
         raise InputError(f"{reader.where}: {key[:80]}: metadata type {element_type} is not known")
-    arrays.add(reader, key, count)
-    if count <= LONGEST_KEPT:
-        return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(count)]
+    arrays.add(reader, key, element_count)
+    if element_count <= LONGEST_KEPT:
+        return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(element_count)]
     if element_type == STRING:
-        reader.skip_texts(count, key)
+        reader.skip_texts(element_count, key)
     else:
-        for _ in range(count):
+        for _ in range(element_count):
             _read_value(reader, element_type, key, arrays, depth + 1)
-    return f"{count:,} values"
+    return f"{element_count:,} values"
 
 
 def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:

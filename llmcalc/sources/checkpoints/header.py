@@ -81,29 +81,32 @@ class BoundedReader:
         self.at: int = 0
         self.bytes_read: int = 0
 
-    def take(self, count: int, field: str) -> bytes:
-        """Reads `count` bytes. Raises `InputError` if fewer bytes are left, or if a header may not have as many."""
-        self._pass(count, field)
-        self.bytes_read += count
+    def take(self, byte_count: int, field: str) -> bytes:
+        """Reads `byte_count` bytes.
+
+        Raises `InputError` if fewer bytes are left, or if a header may not have as many.
+        """
+        self._pass(byte_count, field)
+        self.bytes_read += byte_count
         if self.bytes_read > LARGEST_HEADER:
             raise InputError(
-                f"{self.where}: {field[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
-                "the most that is read; not a checkpoint, or a damaged one"
+                f"{self.where}: {field[:80]}: {byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
+                "which is the most that is read; not a checkpoint, or a damaged one"
             )
-        data = self.file.read(count)
-        if len(data or b"") != count:
+        taken_bytes = self.file.read(byte_count)
+        if len(taken_bytes or b"") != byte_count:
             raise InputError(f"{self.where}: {field[:80]}: the file ended while it was read")
-        return data
+        return taken_bytes
 
-    def skip(self, count: int, field: str) -> None:
-        """Skips `count` bytes. Raises `InputError` if fewer bytes are left."""
-        self._pass(count, field)
-        self.file.seek(count, 1)
+    def skip(self, byte_count: int, field: str) -> None:
+        """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
+        self._pass(byte_count, field)
+        self.file.seek(byte_count, 1)
 
-    def skip_texts(self, count: int, field: str) -> None:
-        """Skips `count` texts, each of which is stored after its length in 8 bytes."""
+    def skip_texts(self, text_count: int, field: str) -> None:
+        """Skips `text_count` texts, each of which is stored after its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
-        for _ in range(count):
+        for _ in range(text_count):
             if len(pending) - position < 8:
                 pending, position = pending[position:] + self.take(min(_PART, self.size - self.at), field), 0
             if len(pending) - position < 8:
@@ -116,13 +119,13 @@ class BoundedReader:
         self.file.seek(position - len(pending), 1)
         self.at += position - len(pending)
 
-    def _pass(self, count: int, field: str) -> None:
-        if not 0 <= count <= self.size - self.at:
+    def _pass(self, byte_count: int, field: str) -> None:
+        if not 0 <= byte_count <= self.size - self.at:
             raise InputError(
-                f"{self.where}: {field[:80]}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
+                f"{self.where}: {field[:80]}: {byte_count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
                 "truncated or not a checkpoint"
             )
-        self.at += count
+        self.at += byte_count
 
     def number(self, struct_format: str, field: str) -> Any:
         """Reads one little-endian number in a format of `struct`."""

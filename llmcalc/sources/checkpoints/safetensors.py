@@ -183,13 +183,13 @@ def read_index(path: Path) -> Checkpoint:
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
 
-def parse_index(data: bytes, location: str) -> dict[str, str]:
+def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
     """Parses an index and returns the file of each tensor, in the folder of the index.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
     try:
-        text = data.decode("utf-8-sig")
+        text = json_bytes.decode("utf-8-sig")
         require_few_elements(text, location, MOST_TENSORS + 1000)
         index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
     except InputError:

@@ -127,10 +127,10 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
-def config_of(data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
+def config_of(config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
     """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
     aliases = {**other_names().get(model_type, {}), **family.aliases}
-    return Config(data, family.defaults, model_type, head, location, aliases, family.unread)
+    return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread)
 
 
 def kind_of_class(name: str) -> str:
@@ -138,67 +138,67 @@ def kind_of_class(name: str) -> str:
     return next((model_type for model_type, names in classes().items() if name in names), "")
 
 
-def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Returns the config with its model type, and remarks; a missing model type is found by the class name.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    data, draft_notes = as_draft(data)
-    name, model_type = architecture_of(data), data.get("model_type")
+    config_data, draft_notes = as_draft(config_data)
+    name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
-        return data, draft_notes
-    code_kind = _kind_of_code(data, name)
+        return config_data, draft_notes
+    code_kind = _kind_of_code(config_data, name)
     if code_kind:
-        return {**data, "model_type": code_kind}, []
+        return {**config_data, "model_type": code_kind}, []
     kind = kind_of_class(name) if name else ""
     if not kind:
-        return data, []
+        return config_data, []
     if model_type is None or model_type == "":
-        return {**data, "model_type": kind}, [
+        return {**config_data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
         ]
     if isinstance(model_type, str) and model_type != kind and model_type in family_of(kind).published_as:
-        return {**data, "model_type": kind}, [
+        return {**config_data, "model_type": kind}, [
             f"model_type: '{model_type}'; read as '{kind}', for architectures names {name}"
         ]
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(data, usual_name(model_type), kind)
+        and _reads_differently(config_data, usual_name(model_type), kind)
     ):
         raise InputError(
             f"architectures: {name} is a class of '{kind}', but model_type says '{model_type}', and these are two "
             "models; expected fields that name one"
         )
-    return data, []
+    return config_data, []
 
 
-def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
+def _kind_of_code(config_data: Mapping[str, Any], name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
 
     name: the name of the class.
     """
-    if "text_config" in data:
+    if "text_config" in config_data:
         return ""
-    auto_map = data.get("auto_map")
+    auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
-    return next(kinds, "") or _kind_of_fields(data)
+    return next(kinds, "") or _kind_of_fields(config_data)
 
 
-def _kind_of_fields(data: Mapping[str, Any]) -> str:
+def _kind_of_fields(config_data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
     return next(
         (
             model_type
             for (stated, field), model_type in CODE_FIELDS.items()
-            if data.get("model_type") == stated and data.get(field)
+            if config_data.get("model_type") == stated and config_data.get(field)
         ),
         "",
     )
 
 
-def _reads_differently(data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
+def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
     """Whether the model type of the config's class would read the config as another model than the stated type.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
@@ -213,7 +213,7 @@ def _reads_differently(data: Mapping[str, Any], stated_type: str, model_type: st
     ):
         return False
     try:
-        return read_config(data)[0] != read_config({**data, "model_type": model_type})[0]
+        return read_config(config_data)[0] != read_config({**config_data, "model_type": model_type})[0]
     except InputError:
         return False
 
@@ -307,42 +307,42 @@ def _without_family(config: Mapping[str, Any]) -> str:
     return "transformers has no class for it either"
 
 
-def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path to a config's text model, the text model's fields, and its model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
-    model_type = data.get("model_type")
+    model_type = config_data.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(
             f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type"
         )
     model_type = usual_name(model_type)
-    family = family_of(model_type, config=data)
+    family = family_of(model_type, config=config_data)
     text, name = family.text, family.text_section
     if text is None:
-        return "", data, model_type
-    section = data.get(name)
+        return "", config_data, model_type
+    section = config_data.get(name)
     if section is None:
-        return "", {**data, "architectures": []} if family.generates else data, text
+        return "", {**config_data, "architectures": []} if family.generates else config_data, text
     if not isinstance(section, dict):
         raise InputError(f"{name}: {shown(section)}; expected a table of fields")
     text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
     text_type = _kind_of_fields(section) or usual_name(text_type)
-    architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
+    architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates:
         architectures = {"architectures": []}
     fields = {
         **architectures,
         **family.filled,
         **section,
-        **_tying_field(family, data),
-        **_fields_from_wrapper(family, data),
+        **_tying_field(family, config_data),
+        **_fields_from_wrapper(family, config_data),
     }
     if family.decodes:
-        fields["architectures"] = [causal_class(text_type, f"{name}.", data)]
+        fields["architectures"] = [causal_class(text_type, f"{name}.", config_data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
@@ -452,22 +452,22 @@ class Reading(NamedTuple):
     from_defaults: dict[str, int]
 
 
-def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
+def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
     """Returns (the `model` table of a native description, remarks for the user); unknown fields are ignored.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    reading = read(data, head)
+    reading = read(config_data, head)
     return reading.model, [*reading.notes, *remark([field.path for field in reading.unknown])]
 
 
-def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
+def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    data, draft_notes = as_draft(data)
-    wrapper_config, (location, data, model_type) = data, text_of(data)
+    config_data, draft_notes = as_draft(config_data)
+    wrapper_config, (location, config_data, model_type) = config_data, text_of(config_data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
     if family.read is None:
         raise InputError(
@@ -475,7 +475,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         )
     generates = family_of(wrapper).generates or family_of(wrapper).decodes
     stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
-    config = config_of(data, model_type, family, head or stated_head, location)
+    config = config_of(config_data, model_type, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
@@ -487,9 +487,9 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     sections = (() if location else record.uncounted_encoders for record in family_records)
     config.close(frozenset().union(uncounted_towers, *sections, *(record.ignored for record in family_records)))
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(data[name]))}"
+        f"{name}: {tower_notes.format(shown(config_data[name]))}"
         for name, tower_notes in uncounted_towers.items()
-        if data.get(name)
+        if config_data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     projection = family_of(wrapper).projection

@@ -50,8 +50,8 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
         if name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
     table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
-    for side, stack in spec.stacks():
-        table[side] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    for stack_name, stack in spec.stacks():
+        table[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     return {**table, "mtp": _prediction_table(spec, spec.mtp)}
 
 

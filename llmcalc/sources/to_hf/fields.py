@@ -80,10 +80,10 @@ def _shared_width(model_facts: Facts) -> int:
 
 def _shared_experts(model_facts: Facts) -> int | None:
     """Returns the width of the shared expert as a multiple of a routed expert's width."""
-    count, remainder = divmod(_shared_width(model_facts), model_facts.moe.expert.intermediate_size)
+    expert_count, remainder = divmod(_shared_width(model_facts), model_facts.moe.expert.intermediate_size)
     if remainder:
         raise Absent
-    return count
+    return expert_count
 
 
 def _identity_count(model_facts: Facts) -> int:

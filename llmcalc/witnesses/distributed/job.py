@@ -129,7 +129,7 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
         run.update()
         run.zero_grad()
         peaks = {
-            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
         if i == 0:

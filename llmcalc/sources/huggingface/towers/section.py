@@ -69,8 +69,8 @@ def biased(
 
 def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
     """Returns a projector. width: its input width. maps: (size, bias, activation) of each linear layer."""
-    steps = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
-    return {"type": "projector", "input_size": width, "maps": steps, **fields}
+    linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
+    return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
 def two_maps(

@@ -69,11 +69,11 @@ def _ranges(config: Config, depth: int) -> list[str]:
 def _networks(config: Config, depth: int) -> list[str]:
     """Returns the kind of each layer's network; `moe_layer_freq` is an interval, or has a number for every layer."""
     first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
-    chosen = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
-    if chosen is not None and len(chosen) < depth:
+    expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
+    if expert_flags is not None and len(expert_flags) < depth:
         raise config.wrong("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
-    period = config.size("moe_layer_freq") if chosen is None else 1
-    has_experts = [bool(chosen[i]) if chosen is not None else i % period == 0 for i in range(depth)]
+    period = config.size("moe_layer_freq") if expert_flags is None else 1
+    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
     default = ["moe" if i >= first_moe and has_experts[i] else "dense" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
 

@@ -80,14 +80,14 @@ def _latents(config: Config, positions: list[str]) -> list[str]:
     sources = config.sizes("kv_source_layers")
     expected = f"{len(positions)} indices of layers, each its own or that of a lower layer that has its own"
     if len(sources) != len(positions) or any(
-        source > i or sources[source] != source for i, source in enumerate(sources)
+        source_layer > i or sources[source_layer] != source_layer for i, source_layer in enumerate(sources)
     ):
         raise config.wrong("kv_source_layers", sources, expected)
-    lenders = [source for source in {*sources} if sources.count(source) > 1]
-    for i, source in enumerate(sources):
-        if source != i and not any(j < i and positions[j] == positions[i] for j in lenders):
+    lenders = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
+    for i, source_layer in enumerate(sources):
+        if source_layer != i and not any(j < i and positions[j] == positions[i] for j in lenders):
             raise config.wrong("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
-    return ["computed" if source == i else "shared" for i, source in enumerate(sources)]
+    return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
 
 def _rotated(model_facts: Facts) -> Any:

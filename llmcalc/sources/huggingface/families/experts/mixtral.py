@@ -102,13 +102,15 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
 
     fields: fields of the experts beyond the routed ones.
     """
-    norm, depth, step = (
+    norm, depth, expert_interval = (
         rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.size("decoder_sparse_step"),
     )
     dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
-    names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    names = [
+        "moe" if experts and i not in dense_ones and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
+    ]
     has_experts = (
         moe(
             experts,

@@ -87,8 +87,8 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     )
     if not isinstance(items, list) or not all(is_whole(item) or str(item).strip().isdecimal() for item in items):
         raise config.wrong("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
-    chosen = {int(item) for item in items}
-    return ["moe" if i in chosen else "dense" for i in range(depth)]
+    expert_layers = {int(item) for item in items}
+    return ["moe" if i in expert_layers else "dense" for i in range(depth)]
 
 
 def _sliding_heads(config: Config) -> int:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 def _side_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
-    data = config.get(name)
-    data = {} if data is None else dict(config.table(name))
-    side_config = Config(data, MODULE, config.model_type, config.head, f"{config.where}{name}.")
+    section = config.get(name)
+    section = {} if section is None else dict(config.table(name))
+    side_config = Config(section, MODULE, config.model_type, config.head, f"{config.where}{name}.")
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = {
@@ -132,8 +132,8 @@ def _t5gemma2(config: Config) -> Table:
 
 def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
     """Returns a nested config; a missing one has the class's defaults."""
-    data = {} if config.get(name) is None else dict(config.table(name))
-    return Config(data, defaults, config.model_type, config.head, f"{config.where}{name}.")
+    section = {} if config.get(name) is None else dict(config.table(name))
+    return Config(section, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
@@ -229,9 +229,9 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _side_config(model_facts: Facts, side: str) -> dict[str, Any]:
+def _side_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
-    stack = present(getattr(model_facts.spec, side))
+    stack = present(getattr(model_facts.spec, stack_name))
     side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}

@@ -41,8 +41,8 @@ def _llama4_text(config: Config) -> Table:
         for b in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
-        step = config.size("interleave_moe_layer_step")
-        expert_layers = {*range(step - 1, depth, step)}
+        expert_interval = config.size("interleave_moe_layer_step")
+        expert_layers = {*range(expert_interval - 1, depth, expert_interval)}
     else:
         config.fields_read.add("interleave_moe_layer_step")
         expert_layers = {*config.sizes("moe_layers")}

@@ -123,9 +123,9 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
         raise config.wrong("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
     primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
     inputs = {}
-    for i, number in enumerate(numbers):
+    for i, layer_number in enumerate(numbers):
         rows = ceil_div(sum(primes[i * heads : (i + 1) * heads]), divisor) * divisor
-        inputs[number] = {
+        inputs[layer_number] = {
             "ngram_input": {
                 "ngram_rows": rows,
                 "ngram_heads": heads,
@@ -173,7 +173,7 @@ def _indexer_of(model_facts: Facts) -> Any:
 
 def _inputs(model_facts: Facts) -> dict[int, Any]:
     parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(model_facts.layers)}
-    return {number: part for number, part in parts.items() if part is not None}
+    return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
 
 def _input_of(model_facts: Facts) -> Any:

@@ -121,12 +121,15 @@ def _prediction(config: Config, names: list[str]) -> Table:
 
 
 def _qwen3_next(config: Config) -> Table:
-    dense_indices, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
+    dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
     return _qwen(
         config,
-        [experts and i not in dense_layers and (i + 1) % step == 0 for i in range(config.size("num_hidden_layers"))],
+        [
+            experts and i not in dense_layers and (i + 1) % expert_interval == 0
+            for i in range(config.size("num_hidden_layers"))
+        ],
     )
 
 

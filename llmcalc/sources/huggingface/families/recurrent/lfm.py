@@ -51,10 +51,10 @@ def _lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         width = floor(2 * width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            step, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
+            width_multiple, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
             if factor * width < 1:
                 raise config.wrong("block_ffn_dim_multiplier", factor, f"at least 1 / {width}")
-            width = -(-floor(width * factor) // step) * step
+            width = -(-floor(width * factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
     names = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]

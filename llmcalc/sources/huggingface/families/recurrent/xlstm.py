@@ -31,8 +31,8 @@ def _xlstm(config: Config) -> Table:
         "v_head_dim": _head(config, "v_dim_factor", hidden, heads),
     }
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
-    step = config.size("ffn_round_up_to_multiple_of")
-    width = floor((hidden * config.number("ffn_proj_factor") + step - 1) // step * step)
+    width_multiple = config.size("ffn_round_up_to_multiple_of")
+    width = floor((hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple)
     network: Table = {
         "intermediate_size": width,
         "hidden_act": "silu",

@@ -119,8 +119,8 @@ def _klear(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
     dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
-    step, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    names = ["dense" if i in dense or (i + 1) % step else "moe" for i in range(depth)]
+    expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
+    names = ["dense" if i in dense or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),

@@ -37,7 +37,7 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
-        number = (
+        version_number = (
             float(stated_version)
             if isinstance(stated_version, str) or is_number(stated_version)
             else first_version
@@ -45,10 +45,10 @@ def _text_of_version(config: Config, first_version: float) -> Table:
             else None
         )
     except (ValueError, OverflowError):
-        number = None
-    if number not in TEXT_OF_VERSION:
+        version_number = None
+    if version_number not in TEXT_OF_VERSION:
         raise config.wrong("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    return _text_as(config, TEXT_OF_VERSION[number], config.data)
+    return _text_as(config, TEXT_OF_VERSION[version_number], config.data)
 
 
 def _text_as(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:

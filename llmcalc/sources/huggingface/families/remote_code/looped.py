@@ -17,8 +17,8 @@ from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm
 
 def _ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
-    depth, steps = config.size("num_hidden_layers"), config.size("total_ut_steps")
-    if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
+    depth, loop_count = config.size("num_hidden_layers"), config.size("total_ut_steps")
+    if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
     config.must("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
@@ -28,9 +28,9 @@ def _ouro(config: Config) -> Table:
     )
     norm, names = rmsnorm(config.number("rms_norm_eps")), [f"layer_{i}" for i in range(depth)]
     stack = {
-        "num_hidden_layers": depth * steps,
+        "num_hidden_layers": depth * loop_count,
         "variants": {name: {} for name in names},
-        "first_layers": names * steps,
+        "first_layers": names * loop_count,
         "pattern": names[-1:],
         "shared_layers": names,
     }

@@ -74,11 +74,11 @@ def _network(config: Config, bias: bool) -> Table:
     act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if act != "silu":
         return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
-    half = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
-    if not half:
+    half_width = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
+    if not half_width:
         raise config.wrong("intermediate_size", width, "an even number")
     return {
-        "intermediate_size": half,
+        "intermediate_size": half_width,
         "hidden_act": act,
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
@@ -123,8 +123,8 @@ def _openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
-    data = {**arguments, **config.data}
-    inner_config = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    config_data = {**arguments, **config.data}
+    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.where, config.aliases)
     table = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
     return table

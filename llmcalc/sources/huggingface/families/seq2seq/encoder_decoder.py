@@ -38,11 +38,11 @@ def _encoder_decoder(config: Config) -> Table:
             "the config of a decoder with is_decoder = true and add_cross_attention = true",
         )
     del block["idle_cross_attention"]
-    width, source = decoder["hidden_size"], encoder["hidden_size"]
-    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source}
+    width, source_width = decoder["hidden_size"], encoder["hidden_size"]
+    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if "pooler" in encoder:
         stack["pooler"] = encoder["pooler"]
-    if source != width and sections["decoder"].get("cross_attention_hidden_size") is None:
+    if source_width != width and sections["decoder"].get("cross_attention_hidden_size") is None:
         stack["output_size"] = width
     return {**decoder, "encoder": stack}
 

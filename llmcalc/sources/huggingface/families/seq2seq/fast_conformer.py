@@ -133,14 +133,14 @@ def _subsampling(section: Config) -> Table:
     factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
     section.must("subsampling_conv_kernel_size", 3)
     section.must("subsampling_conv_stride", 2)
-    count = factor.bit_length() - 1
-    if factor < 2 or factor != 2**count:
+    convolution_count = factor.bit_length() - 1
+    if factor < 2 or factor != 2**convolution_count:
         raise section.wrong("subsampling_factor", factor, "a power of 2, at least 2")
     if mel_bins % factor:
         raise section.wrong("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
     first = {"channels": section.size("subsampling_conv_channels"), "bias": True}
     separable = {**first, "separable": True}
-    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (count - 1)], "bias": True}
+    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (convolution_count - 1)], "bias": True}
 
 
 NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})

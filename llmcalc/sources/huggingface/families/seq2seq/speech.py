@@ -40,7 +40,7 @@ def _moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixers = {side: _mixer(config, side, hidden) for side in ("encoder", "decoder")}
+    mixers = {stack_name: _mixer(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -75,15 +75,17 @@ def _moonshine(config: Config) -> Table:
     }
 
 
-def _mixer(config: Config, side: str, hidden: int) -> Table:
+def _mixer(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack; it has as many key/value heads as query heads."""
-    heads = config.size(f"{side}_num_attention_heads")
-    kv_heads = config.maybe(f"{side}_num_key_value_heads")
+    heads = config.size(f"{stack_name}_num_attention_heads")
+    kv_heads = config.maybe(f"{stack_name}_num_key_value_heads")
     if kv_heads not in (None, heads):
         raise config.wrong(
-            f"{side}_num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
+            f"{stack_name}_num_key_value_heads",
+            kv_heads,
+            f"{heads}: the class splits queries into as many heads as keys",
         )
-    config.divided(f"{side}_num_attention_heads", hidden, heads)
+    config.divided(f"{stack_name}_num_attention_heads", hidden, heads)
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 
