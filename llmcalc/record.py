@@ -27,7 +27,7 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, values: Any) -> Any:
+    def _with_none_for_text(cls, values: Any) -> Any:
         """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept.
 
         Raises `ValueError` for a renamed field, with its new name.

@@ -63,7 +63,7 @@ def assert_counts(
 
 
 @contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
+def _restore_buffers(module: nn.Module) -> Iterator[None]:
     """Returns a context manager that restores the module's buffers and torch's random state after a pass."""
     import torch
 
@@ -122,7 +122,7 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
         batch, seq = shape
     if seq is None:
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
-    with _restored(module):
+    with _restore_buffers(module):
         flops_by_path, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
     spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)

@@ -70,7 +70,7 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+def _in_largest_unit(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit in which it is at least 1, and that unit."""
     scaled_value, unit_index = float(value), 0
     while abs(scaled_value) >= base and unit_index < len(names) - 1:
@@ -84,7 +84,7 @@ def count(value: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(value) < 1000:
         return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-    scaled_value, name = _scaled(value, 1000, COUNT_SUFFIXES)
+    scaled_value, name = _in_largest_unit(value, 1000, COUNT_SUFFIXES)
     return f"{scaled_value:.2f} {name}"
 
 
@@ -97,13 +97,13 @@ def memory(value: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(value) < 1024:
         return f"{value} B"
-    scaled_value, name = _scaled(value, 1024, BINARY_PREFIXES)
+    scaled_value, name = _in_largest_unit(value, 1024, BINARY_PREFIXES)
     return f"{scaled_value:.2f} {name}B"
 
 
 def amount(value: float, unit: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled_value, name = _scaled(value, 1000, SI_PREFIXES)
+    scaled_value, name = _in_largest_unit(value, 1000, SI_PREFIXES)
     digits = f"{scaled_value:.0f}" if not name and float(value).is_integer() else f"{scaled_value:.2f}"
     return f"{digits} {name}{unit}"
 
@@ -143,7 +143,7 @@ def count_scale(value: float) -> Scale:
 
 
 def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> Scale:
-    _, prefix = _scaled(value, base, prefixes)
+    _, prefix = _in_largest_unit(value, base, prefixes)
     return Scale(base ** prefixes.index(prefix), prefix + unit)
 
 
@@ -207,7 +207,7 @@ def parse_length(text: str) -> int:
     factor = _LENGTH_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"'{text}' is not a whole number; expected something like 4096, 32k or 1M")
-    return _whole(match.group(1), factor, f"'{text}'")
+    return _is_whole(match.group(1), factor, f"'{text}'")
 
 
 LONGEST_NUMBER = 100
@@ -227,7 +227,7 @@ def exact_number(digits: str, shown: str) -> Fraction:
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
-def _whole(digits: str, factor: int, shown: str) -> int:
+def _is_whole(digits: str, factor: int, shown: str) -> int:
     value = exact_number(digits, shown) * factor
     if value.denominator != 1:
         raise InputError(f"{shown} is not a whole number")
@@ -245,7 +245,7 @@ def parse_count(text: str, quantity: str = "") -> int:
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _whole(match.group(1), factor, quantity_text)
+    value = _is_whole(match.group(1), factor, quantity_text)
     if value <= 0:
         raise InputError(f"{quantity_text} is not a positive whole number")
     return value

@@ -60,7 +60,7 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engines = list(_values_of("--engine", args)) or self._launched_engines(args)
+        engines = list(_option_values("--engine", args)) or self._launched_engines(args)
         if engines:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
@@ -74,7 +74,7 @@ class EngineCommand(Command):
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
         """Returns the engine of a launch file whose servers share one engine; none without such a file."""
-        files = list(_values_of("--launch", args))
+        files = list(_option_values("--launch", args))
         if not files:
             return []
         from ..frameworks.server_files.read import engines_of
@@ -93,7 +93,7 @@ class EngineCommand(Command):
         }
 
 
-def _values_of(option: str, args: Sequence[str]) -> Iterable[str]:
+def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
         name, mark, value = argument.partition("=")

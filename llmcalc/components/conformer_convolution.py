@@ -70,7 +70,9 @@ class ConformerConvolution(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = x.axes
-        value, gate = recorder.split(self._projected(recorder, "in_proj", x, Beside((hidden, hidden))), hidden, hidden)
+        value, gate = recorder.split(
+            self._record_projection(recorder, "in_proj", x, Beside((hidden, hidden))), hidden, hidden
+        )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden
@@ -79,7 +81,7 @@ class ConformerConvolution(Part):
         y = recorder.mul(value, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = self._projected(recorder, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
+        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
         y = y if self.norm is None else recorder.part("norm", self.norm, y)
         if self.batch_norm:
             with recorder.scope("norm", kind="norm"):
@@ -87,9 +89,9 @@ class ConformerConvolution(Part):
                     recorder.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden
                 )
                 y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
-        return self._projected(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
-    def _projected(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
         """Records the projection of that name, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)

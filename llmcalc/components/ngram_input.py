@@ -99,7 +99,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.conv_state: Any = state_class()()
 
-        def _convolved(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _convolved_tokens(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored = self.conv_state.load(forward_pass)
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
             gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
-            convolved = F.silu(self._convolved(self.conv_norm(gated.flatten(2)), forward_pass))
+            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
             added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
             return added
 

@@ -151,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.state_size is not None:
                 self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
-        def _gated_row(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gated_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated_row(x, token))
+                term = self.markov_w2(self._gated_token_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))

@@ -64,7 +64,7 @@ class WaveStem(Stem):
     def source(self) -> str:
         return "Baevski et al. 2020, §2"
 
-    def _rows(self) -> list[Rows]:
+    def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution: samples first, the encoder's positions last."""
         by, more, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
@@ -74,13 +74,13 @@ class WaveStem(Stem):
         return [*reversed(rows), SOURCE]
 
     def frames_read(self) -> Value:
-        return Value(self._rows()[0], (Axis("sample", 1),), fixed=True)
+        return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         y = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows()[1:], strict=True)):
+        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
             channels = Axis("channels", convolution.channels)
             y = recorder.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
             y = recorder.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y

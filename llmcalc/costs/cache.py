@@ -141,7 +141,7 @@ class CacheSize:
         cost = cache_bits_of(self.dtype)
         for node_position in self._cache_places():
             op = node_position.node.op
-            tokens, width = (_tokens_of(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
+            tokens, width = (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
             layers[group] = layers.get(group, 0) + node_position.times
             bits[group] = bits.get(group, 0) + node_position.times * node_position.own_cost(cost)
@@ -187,7 +187,7 @@ class CacheSize:
         return {tokens: self.after(tokens).bytes for tokens in self.contexts}
 
 
-def _tokens_of(cache: KVCache, node_position: Place) -> int:
+def _cached_tokens(cache: KVCache, node_position: Place) -> int:
     """Returns the number of cached tokens per sequence."""
     assert node_position.run_config is not None
     tokens: int = exact_div(cache.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache.width)

@@ -66,7 +66,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """
     if inputs.audio is not None and spec.source_tokens is not None and inputs.image is None:
-        return _of_frames(spec, inputs.audio)
+        return _fixed_audio_inputs(spec, inputs.audio)
     image_tokens = audio_tokens = 0
     runs: list[EncoderRun] = []
     if inputs.image is not None:
@@ -85,7 +85,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
-def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
+def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
     from ..components.inputs.clips import HOP, RATE
 

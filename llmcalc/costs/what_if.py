@@ -38,7 +38,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         for mixer, width in _mixers_and_widths(spec)
         if (head_sizes := _cached_heads(mixer, width)) is not None
     ]
-    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
+    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
         changes.append(
             (ModelChange("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width))
@@ -51,7 +51,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
             yield model_change, changed_spec
 
 
-def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
+def _as_multi_head(mixer: TokenMixer, width: int) -> TokenMixer:
     head_sizes = mixer.heads(width)
     return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, width)
 

@@ -88,7 +88,7 @@ class ModuleNames:
         earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier = [_renaming(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
+        self._earlier = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
@@ -122,7 +122,7 @@ class ModuleNames:
         layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined_names = (_in_layer(layer, name) for layer in layers for name in names)
+        joined_names = (_name_in_layer(layer, name) for layer in layers for name in names)
         return tuple(name for name in joined_names if name) or (path,)
 
     def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
@@ -182,7 +182,7 @@ class ModuleNames:
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _parsed_options(entry or node.name, parts)
+            options = _parse_alternatives(entry or node.name, parts)
             separate_parts = (
                 [[node.name]] if "/" in (entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
@@ -213,7 +213,7 @@ class ModuleNames:
 
     def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
-        return (word for option in _parsed_options(entry or "", None) for word in option)
+        return (word for option in _parse_alternatives(entry or "", None) for word in option)
 
 
 class _Layers(NamedTuple):
@@ -239,7 +239,7 @@ class _Layers(NamedTuple):
         return tuple(f"{root}{name}" for root in self.roots for name in layer_names)
 
 
-def _in_layer(layer: str, name: str) -> str:
+def _name_in_layer(layer: str, name: str) -> str:
     """Returns the published name of a module in a layer; empty if the module belongs to another list of layers."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
@@ -293,7 +293,7 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     """Parses a name in the table: alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
@@ -328,7 +328,7 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
             yield prefix + word.removeprefix(".")
 
 
-def _renaming(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
+def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns the pattern of a name's components, and their replacement; `*` is an index in both."""
     components = re.escape(name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")

@@ -21,10 +21,10 @@ class LinearShare(Linear):
     ranks: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _per_rank(Linear.forward_flops(self, run_config), self.ranks)
+        return _divided_by_ranks(Linear.forward_flops(self, run_config), self.ranks)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return _per_rank(Linear.backward_flops(self, run_config), self.ranks)
+        return _divided_by_ranks(Linear.backward_flops(self, run_config), self.ranks)
 
 
 @frozen(slots=True)
@@ -44,11 +44,11 @@ class ExpertShare(ExpertLinear):
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
-        params = _per_rank(self.top_k * self.expert_params(), self.ranks)
+        params = _divided_by_ranks(self.top_k * self.expert_params(), self.ranks)
         return params.__floor__() if isinstance(params, Fraction) else params
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _per_rank(ExpertLinear.forward_flops(self, run_config) * self.parts, self.tensor)
+        return _divided_by_ranks(ExpertLinear.forward_flops(self, run_config) * self.parts, self.tensor)
 
 
 @frozen(slots=True)
@@ -67,7 +67,7 @@ class IdentityShare(IdentityExperts):
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
 
 
-def _per_rank(amount: Number, ranks: Number) -> Number:
+def _divided_by_ranks(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
     if isinstance(amount, int) and amount % ranks:
         return Fraction(amount, ranks)

@@ -117,21 +117,21 @@ class SampledBlocks(AttentionCore):
     blocks: Number = 1
     approximated: bool = True
 
-    def _mean_pairs(self, run_config: RunConfig) -> Number:
+    def _block_mean_pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs between the means of blocks."""
         block_count = ceil_div(run_config.new(self.rows), self.block)
         return block_count * block_count
 
     def pairs(self, run_config: RunConfig) -> Number:
-        return minimum(self.blocks, self._mean_pairs(run_config)) * self.block * self.block
+        return minimum(self.blocks, self._block_mean_pairs(run_config)) * self.block * self.block
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         mean_width = add(self.qk_dim, self.v_dim if self.approximated else 0)
         pairs_width = self.pairs(run_config) * (self.qk_dim + self.v_dim)
-        return 2 * run_config.batch * self.heads * (pairs_width + self._mean_pairs(run_config) * mean_width)
+        return 2 * run_config.batch * self.heads * (pairs_width + self._block_mean_pairs(run_config) * mean_width)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        pairs = add(self.pairs(run_config), self._mean_pairs(run_config) if self.approximated else 0)
+        pairs = add(self.pairs(run_config), self._block_mean_pairs(run_config) if self.approximated else 0)
         return 4 * run_config.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
 
 
@@ -182,10 +182,10 @@ class PredictCore(AttentionCore):
             return self.streams * new * (past + new + new)
         main_pairs: Number = 0
         for i in range(self.streams):
-            main_pairs = add(main_pairs, self._main_pairs(past + new, i) - self._main_pairs(past, i))
+            main_pairs = add(main_pairs, self._main_stream_pairs(past + new, i) - self._main_stream_pairs(past, i))
         return add(main_pairs, self.streams * new)
 
-    def _main_pairs(self, n: Number, stream: int) -> Number:
+    def _main_stream_pairs(self, n: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
         first_tokens = minimum(n, stream)
         return first_tokens + triangle(n - first_tokens)

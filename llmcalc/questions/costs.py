@@ -174,7 +174,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
     return layout_plan
 
 
-def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
+def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
     for name in declared(type(options)):
         if name not in names and getattr(options, name) is not None:
@@ -194,8 +194,8 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
     assert options.requests is not None
     assert question.hardware is not None
     layout, settings = question.layout, question.settings
-    _refuse_others(settings, ("phase", "quantize", "kv_dtype"))
-    _refuse_others(layout, ("devices", "tp", "pp", "dp", "ep"))
+    _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
+    _refuse_training_options(layout, ("devices", "tp", "pp", "dp", "ep"))
     if settings.phase != "inference":
         raise InputError(f"--phase {settings.phase}: --requests are served; expected --tokens, or no --phase")
     study = serve_study(

@@ -150,7 +150,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
     if memory is not None and hardware is None and not is_placed:
         known = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
         computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known}
-    terms = tuple(_compared_term(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
+    terms = tuple(_term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
     if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
         logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
     wrong_term, flag = _wrong_term_and_flag(log_reading, terms, flag)
@@ -254,7 +254,7 @@ FP8_TOLERANCE = 0.08
 """How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
-def _compared_term(
+def _term_beside_logged_value(
     term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device. Host buffers are computed together."""
@@ -307,8 +307,10 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     """
     if log_reading.off:
         return log_reading.off, log_reading.flag
-    wrong_term = next(_by_size([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), "")
-    wrong_term = wrong_term or next(_by_size([term for term in terms if term.is_off]), "")
+    wrong_term = next(
+        _terms_by_difference([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), ""
+    )
+    wrong_term = wrong_term or next(_terms_by_difference([term for term in terms if term.is_off]), "")
     if log_reading.refused and not wrong_term:
         wrong_term = "kv_cache"
     if not wrong_term:
@@ -317,7 +319,7 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     return wrong_term, change or flags.get(wrong_term, "")
 
 
-def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
+def _terms_by_difference(terms: list[ComparedTerm]) -> Iterator[str]:
     """Yields the names of memory terms, the largest difference from the computed bytes first."""
     for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
         yield term.term.name

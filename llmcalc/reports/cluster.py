@@ -156,7 +156,7 @@ def report(
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
-    columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
+    columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(
@@ -279,7 +279,7 @@ def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], laun
     }
 
 
-def _after_pass(column: Column) -> Column:
+def _time_after_pass(column: Column) -> Column:
     return column._replace(title="after") if column.key == "after_step_bytes" else column
 
 

@@ -64,7 +64,7 @@ OPTION_COLUMNS = (
 def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `memory`. engine_uses: the memory of one engine, or of several engines, one column each."""
     if len(engine_uses) == 1:
-        return _report_of_one(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
+        return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
     return Report([_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]).of(
         engine_uses[0].preset.target
     )
@@ -184,7 +184,7 @@ def fit_report(
     return Report(document, tables).of(engine_use.preset.target)
 
 
-def _report_of_one(engine_use: EngineUse, *tables: Table) -> Report:
+def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
     return Report(_engine_document(engine_use), [table for table in tables if table.rows]).of(engine_use.preset.target)
 
 

@@ -73,7 +73,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
         document,
         [
             _kinds_table(preset, cache, scale, notes, rank_share),
-            _what_ifs(cache, what_if, scale),
+            _changed_model_rows(cache, what_if, scale),
             _growth_table(cache, scale),
         ],
         warnings=as_warnings(preset, warnings),
@@ -127,7 +127,7 @@ def headline(cache: CacheSize) -> str:
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token}"
 
 
-def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
+def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
     dtypes = _dtype_names(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),

@@ -82,7 +82,7 @@ def parse_toml(text: str, location: str) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
         raise InputError(f"{location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
-        raise InputError(_too_deep(location)) from None
+        raise InputError(_too_deep_error(location)) from None
     require_shallow(parsed_table, location)
     return parsed_table
 
@@ -96,7 +96,7 @@ def _require_short_keys(text: str, location: str) -> None:
     for line in text.split("\n"):
         dots += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
-            raise InputError(_too_deep(location))
+            raise InputError(_too_deep_error(location))
     if dots > MOST_DOTS:
         raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
@@ -139,10 +139,10 @@ def require_shallow(parsed_value: Any, location: str) -> None:
         level = [value for values in children for value in values]
         if not level:
             return
-    raise InputError(_too_deep(location))
+    raise InputError(_too_deep_error(location))
 
 
-def _too_deep(location: str) -> str:
+def _too_deep_error(location: str) -> str:
     return f"{location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 

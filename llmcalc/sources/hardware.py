@@ -88,7 +88,7 @@ def find_hardware(argument: str) -> Hardware:
     if Path(argument).suffix.lower() == ".toml":
         return read_hardware(argument)
     memory_size_accelerator = memory_only(argument)
-    return memory_size_accelerator if memory_size_accelerator is not None else _by_name(argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _read_by_name(argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -102,13 +102,13 @@ def read_hardware(file: str) -> Hardware:
     description = parse_toml(read_text(path), file)
     if isinstance(description.get("like"), str):
         try:
-            description = _over_preset(_by_name(description["like"]), description)
+            description = _override_preset(_read_by_name(description["like"]), description)
         except InputError as error:
             raise InputError(f"{file}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **description, "name": path.name}, file)
 
 
-def _over_preset(preset: Hardware, description: dict[str, Any]) -> dict[str, Any]:
+def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str, Any]:
     """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     if "memory_bytes" in description:  # the driver's total and the sizes that are sold are of the preset's memory
@@ -141,15 +141,15 @@ def memory_only(argument: str) -> Hardware | None:
     )
 
 
-def _by_name(argument: str) -> Hardware:
-    hardware = _with_spelling(argument) or _by_configuration(argument)
+def _read_by_name(argument: str) -> Hardware:
+    hardware = _preset_with_spelling(argument) or _by_configuration(argument)
     if hardware is not None:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if several := SEVERAL.fullmatch(argument.strip()):
         before, name, after = several.group("before", "name", "after")
-        if (before or after) and (hardware := _with_spelling(name)):
+        if (before or after) and (hardware := _preset_with_spelling(name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
     names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
@@ -160,7 +160,7 @@ def _by_name(argument: str) -> Hardware:
     )
 
 
-def _with_spelling(argument: str) -> Hardware | None:
+def _preset_with_spelling(argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
     by_name = (name for name in hardware_names() if normalized(name) in keys)

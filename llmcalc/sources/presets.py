@@ -58,7 +58,7 @@ def find_preset(name_or_alias: str) -> str | None:
         return None
     for normalization in (normalized_with_points, normalized):
         key = normalization(name_or_alias)
-        preset = next((name for name in model_names() if normalization(name) == key), None) or _with_alias(
+        preset = next((name for name in model_names() if normalization(name) == key), None) or _preset_with_alias(
             key, normalization
         )
         if preset is not None:
@@ -66,7 +66,7 @@ def find_preset(name_or_alias: str) -> str | None:
     return None
 
 
-def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
+def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias. Only files that contain the alias are parsed, because there are hundreds.
 
     normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.

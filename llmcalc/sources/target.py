@@ -61,7 +61,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id:
         return hub_id, ()
     name_or_path, separator, changes = target.partition("?")
-    if not separator or _path_is(Path(target).exists):
+    if not separator or _test_path(Path(target).exists):
         return target, ()
     return name_or_path, tuple(filter(None, changes.split("&")))
 
@@ -116,10 +116,10 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
     if target == STDIN:
-        return _from_stdin(head, allow_unknown)
+        return _describe_stdin(head, allow_unknown)
     path = Path(target)
     if path.suffix == ".gguf":
-        return _from_gguf(path, head, allow_unknown)
+        return _describe_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
         raise InputError(
             f"{target}: a checkpoint's header does not describe an architecture; expected its config.json, or a "
@@ -127,7 +127,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _path_is(path.is_file):
+    if path.suffix == ".toml" or _test_path(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{target}: YAML files of models (litgpt, GPT-NeoX) are not read; expected the config.json that their "
@@ -139,9 +139,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    if _path_is((path / "config.json").is_file):
+    if _test_path((path / "config.json").is_file):
         return _read_config(path / "config.json", head, allow_unknown)
-    if _path_is(path.is_dir):
+    if _test_path(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
         )
@@ -156,11 +156,11 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     raise InputError(_unknown_target(target))
 
 
-def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _describe_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
 
 
-def _from_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a GGUF file, whose metadata state its sizes."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
@@ -203,7 +203,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
     return name, str(path), description
 
 
-def _path_is(question: Callable[[], bool]) -> bool:
+def _test_path(question: Callable[[], bool]) -> bool:
     """Returns the result of a test of a path; False if the text cannot be a path, for example if it is too long."""
     try:
         return question()

@@ -148,7 +148,7 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
         return
     descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
     old_fields, new_fields = (
-        _with_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
+        _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
         for preset, set_fields in zip((before, after), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
@@ -158,7 +158,7 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
         yield Change("dtype", before.dtype, after.dtype)
 
 
-def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     """Adds the default head sizes that a description leaves out (see `Attention`)."""
     completed_fields = dict(fields)
     for path, heads in fields.items():
@@ -193,7 +193,7 @@ def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost, unit = _cost_of_quantity(name, dtype)
     old_costs, new_costs = (
-        {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
+        {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
     )
     compared_nodes = (
@@ -217,7 +217,7 @@ def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
     return costs[name]
 
 
-def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
     for node_position in tree.walk(run_config):

@@ -76,7 +76,7 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current_fit = memory.device.fit_on(hardware)
     batch, seq = largest_run(memory, hardware)
-    changes = () if current_fit.verdict != "no" else tuple(_changes(memory, current_fit, batch, seq))
+    changes = () if current_fit.verdict != "no" else tuple(_memory_saving_changes(memory, current_fit, batch, seq))
     return Fitting(memory, current_fit, batch, seq, changes)
 
 
@@ -192,7 +192,7 @@ def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
     )
 
 
-def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
     """Returns the changes of one setting at a time that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.

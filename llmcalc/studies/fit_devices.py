@@ -82,7 +82,9 @@ def fit_devices(
         seq = _largest_number(
             question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(workload.seq), longest_length
         )
-    changes = () if run_fits else tuple(_changes(question, layout_plan.devices, fewest_devices, fewest_candidate))
+    changes = (
+        () if run_fits else tuple(_changes_that_fit(question, layout_plan.devices, fewest_devices, fewest_candidate))
+    )
     return DeviceFitting(layout_plan, best_candidate, fit, fewest_devices, fewest_candidate, batch, seq, changes)
 
 
@@ -204,7 +206,7 @@ def _largest_number(
     return fitting_point[0] // unit * unit
 
 
-def _changes(
+def _changes_that_fit(
     question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[Change]:
     """Yields changes that make the run fit: full recomputation, and more accelerators."""

@@ -65,7 +65,7 @@ class _Divided(NamedTuple):
             return self.least
 
 
-def _over_ranks(cluster: Cluster) -> _Divided:
+def _run_over_ranks(cluster: Cluster) -> _Divided:
     """Returns the run over the ranks of a layout."""
 
     def largest(runtime: Runtime) -> DeviceMemory:
@@ -103,7 +103,7 @@ def hardware_options(
     for hardware in accelerators:
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        options.append(_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
+        options.append(_hardware_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -117,7 +117,7 @@ def hardware_options(
     )
 
 
-def _option(
+def _hardware_option(
     divided_runs: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
@@ -163,22 +163,22 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
-    for devices in _numbers(request.devices):
+    for devices in _accelerator_counts(request.devices):
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
             yield _Divided(1, None, memory.on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
-            yield from _possible(memory, _training_request(request_of_number), version)
+            yield from _possible_runs(memory, _training_request(request_of_number), version)
         else:
             layouts = (
                 layout
                 for layout in serving_layouts(memory, request_of_number, devices)
                 if layout.dp == (request_of_number.dp or 1)
             )
-            yield from (_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
+            yield from (_run_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
 
 
-def _numbers(devices: int | None) -> list[int]:
+def _accelerator_counts(devices: int | None) -> list[int]:
     """Returns the numbers of accelerators to try: the requested one, or powers of two."""
     return [2**i for i in range(MOST_DEVICES.bit_length())] if devices is None else [devices]
 
@@ -188,12 +188,12 @@ def _training_request(request: LayoutRequest) -> LayoutRequest:
     return replace(request, zero=3) if request.is_undivided else request
 
 
-def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
+def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
     """Yields the run in the layout of a request, unless no layout is possible; where the framework does not support
     it, its memory raises `InputError`, at once from the second time on.
     """
     try:
-        divided_run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
+        divided_run = _run_over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
     except InputError:
         return
     refusals: list[InputError] = []

@@ -227,7 +227,7 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    layout_times, untimed_reason = _times(memory, hardware, order_name, time_settings, record)
+    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
 
     @cache
     def run_of(run_index: int, recompute: str) -> Memory:
@@ -282,7 +282,7 @@ def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
     return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
 
 
-def _times(
+def _layout_times(
     memory: Memory,
     hardware: Hardware,
     order_name: Order | None,
@@ -349,7 +349,7 @@ class _Candidates:
         results: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self.never_fits(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
-            if not too_large[i] or _kernels(layouts[i][0]) not in self._measured:
+            if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
                     results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
@@ -389,7 +389,7 @@ class _Candidates:
         skips_value = False
         for recompute in values:
             layout_run = layout, micro_batches, recompute
-            if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*layout_run):
+            if only_fitting and _kernel_sizes(layout) in self._measured and self._is_too_large(*layout_run):
                 skips_value = True
                 continue
             try:
@@ -403,7 +403,7 @@ class _Candidates:
                 if last_candidate is None:
                     raise
                 continue
-            self._measured.add(_kernels(layout))
+            self._measured.add(_kernel_sizes(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
             candidate_bytes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
             last_candidate = Candidate(
@@ -423,7 +423,7 @@ class _Candidates:
         return None if recomputed_candidate is None or recomputed_candidate.bubble is None else recomputed_candidate
 
 
-def _kernels(layout: Layout) -> tuple[object, ...]:
+def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
     """Returns the sizes of a layout that determine which kernels its ranks run."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 

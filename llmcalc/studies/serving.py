@@ -462,7 +462,7 @@ class ServeStudy:
             group = Disaggregated.balanced(replica, within_limits, total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
-    def _groups(self, server: Server) -> int | None:
+    def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas, or of groups of them; None if it follows from the load."""
         replicas = self.sizes.replicas(server.sizes)
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
@@ -472,7 +472,7 @@ class ServeStudy:
 
         Without a load it is the largest one that keeps the limits.
         """
-        limits, replicas = self.limits, self._groups(server)
+        limits, replicas = self.limits, self._replica_count(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, limits.broken_by(server.load(1))

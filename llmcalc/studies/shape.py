@@ -361,7 +361,7 @@ def study(
     if target_size is not None and target_fits:
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
     if not shape_sizes:
-        raise InputError(_nothing_found(members, budget, percent))
+        raise InputError(_no_shapes_error(members, budget, percent))
     spread_sizes = spread(shape_sizes, rows, target_size)
     shapes = tuple(
         _shape_of_size(members, shape_size, budget, shape_size == target_size, seq, dtype)
@@ -379,7 +379,7 @@ def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, 
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
+def _no_shapes_error(members: Family, budget: Budget, percent: float) -> str:
     cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     tie = "" if members.spec.tie_word_embeddings or not isinstance(members.spec.head, LMHead) else "--tie, "
     head = "" if members.head_dim is None else "a smaller --head-dim, "

@@ -99,7 +99,7 @@ def time_formulas(
     return [
         formula
         for kernel in kernels
-        for formula in _formulas(time_estimator, kernel, int(kernel.times * work.count(kernel.layer)))
+        for formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * work.count(kernel.layer)))
     ]
 
 
@@ -126,9 +126,9 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     )
 
 
-def _formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+def _kernel_formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
     for line in time_estimator.kernel_lines(kernel):
-        compute, memory = _compute(time_estimator, kernel, line), _memory(time_estimator, kernel, line)
+        compute, memory = _compute_formula(time_estimator, kernel, line), _memory_formula(time_estimator, kernel, line)
         bounds = [term for term in (compute, memory) if term]
         slower = bounds[0] if len(bounds) == 1 else NOTHING
         if len(bounds) > 1:
@@ -138,7 +138,7 @@ def _formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[
         wait = NOTHING
         if line.wait:
             launches = kernel.launches[line.backward]
-            wait = _Term("l · t", f"{launches} · {_number(time_estimator.kernel_wait)}")
+            wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
         terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,
@@ -148,11 +148,11 @@ def _formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[
             " + ".join(term.substituted for term in terms) or "0",
             float(line.seconds),
             repeat,
-            _source(time_estimator, kernel, compute, memory, wait),
+            _formula_source(time_estimator, kernel, compute, memory, wait),
         )
 
 
-def _compute(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _compute_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
     if not line.compute:
         return NOTHING
@@ -162,37 +162,41 @@ def _compute(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     if kernel.kind in ("product", "experts"):
         flops /= 2 if line.backward and not kernel.frozen else 1
         peak = device.peaks[device.format_of("bf16")]
-        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(flops / seconds / peak)})")
+        return _Term(
+            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
+        )
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
-        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(DECODE_ATTENTION_RATE)})")
+        return _Term(
+            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
+        )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
         _, half_rate_keys = device.generation.attention_backward if line.backward else device.generation.attention
         keys = max(1.0, float(kernel.keys))
         share = flops * (1 + half_rate_keys / keys) / seconds / peak
         return _Term(
             "F · (1 + S0 / S) / (P · e)",
-            f"{_number(flops)} · (1 + {_number(half_rate_keys)} / {_number(keys)}) / ({_number(peak)} · "
-            f"{_number(share)})",
+            f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
+            f"({_number_text(peak)} · {_number_text(share)})",
         )
-    return _Term("F / r", f"{_number(flops)} / {_number(flops / seconds)}") if flops else NOTHING
+    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
 
 
-def _memory(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _memory_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
     if not line.memory:
         return NOTHING
     device, seconds = time_estimator.device, float(line.memory)
     share = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
-    rate = f"({_number(device.bandwidth)} · {_number(share)})"
+    rate = f"({_number_text(device.bandwidth)} · {_number_text(share)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
         bandwidth_share = seconds * device.bandwidth * share / bytes if bytes else 1.0
         units = 1 / (bandwidth_share - 1)
-        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number(bytes)} / {rate} · (1 + 1 / {_number(units)})")
-    return _Term("B / (W · w)", f"{_number(seconds * device.bandwidth * share)} / {rate}")
+        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number_text(bytes)} / {rate} · (1 + 1 / {_number_text(units)})")
+    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * share)} / {rate}")
 
 
-def _source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+def _formula_source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
     """Returns the sources of a formula's efficiency factors, with their evidence and the measurements behind it."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     fields = [
@@ -201,7 +205,7 @@ def _source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Te
         *(["kernel_start" if time_estimator.trains else "launch_gap"] if wait else []),
     ]
     sources = [
-        source for field in fields if (source := _source_of(time_estimator.device.generation, field)) is not None
+        source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None
     ]
     texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
     return "; ".join(dict.fromkeys(texts))
@@ -213,14 +217,14 @@ def _reads_cache(time_estimator: Pricing, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of(generation: Generation, field: str) -> FigureSource | None:
+def _source_of_figure(generation: Generation, field: str) -> FigureSource | None:
     """Returns the source of a figure: that of the accelerator's generation, or of the generation it is taken from."""
     for source in generation.sources:
         if field in source.fields:
             return source
-    return _source_of(generations()[generation.like], field) if generation.like else None
+    return _source_of_figure(generations()[generation.like], field) if generation.like else None
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     """Writes a number with as many digits as its formula needs to give its value."""
     return f"{value:.12g}"

@@ -118,7 +118,7 @@ class Activations:
         component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
             last_layer_index = max(
-                i for i, (_, node) in enumerate(component_nodes) if _names(node)[: len(stack)] == stack
+                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack)] == stack
             )
             component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
@@ -128,7 +128,7 @@ class Activations:
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
-            if not formula_node.at and _names(formula_node)[-1] == node.lower()
+            if not formula_node.at and _path_names(formula_node)[-1] == node.lower()
         ]
         if extra_nodes:
             return extra_nodes
@@ -202,7 +202,7 @@ class SavedSums:
             LOSS_NAMES: self.loss,
             **{_shared_line(stack): byte_count for stack, byte_count in self.shared.items()},
         }
-        return extra_lines[_names(node)]
+        return extra_lines[_path_names(node)]
 
     def _add_shared(self, stack: PathNames, byte_count: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + byte_count
@@ -212,9 +212,11 @@ class SavedSums:
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
-        bytes_of_repeats = [_expand(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])]
+        bytes_of_repeats = [
+            _expand_formula(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])
+        ]
         ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
-        excess = _expand(sum(byte_count - common_size for byte_count in bytes_of_repeats))
+        excess = _expand_formula(sum(byte_count - common_size for byte_count in bytes_of_repeats))
         if excess:
             self._add_shared(tuple(name for name, _ in layer), excess)
         return common_size
@@ -260,7 +262,7 @@ def group_by_token(expression: Any) -> Any:
     return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
 
 
-def _expand(byte_count: Any) -> Any:
+def _expand_formula(byte_count: Any) -> Any:
     if isinstance(byte_count, int):
         return byte_count
     import sympy
@@ -268,7 +270,7 @@ def _expand(byte_count: Any) -> Any:
     return sympy.expand(byte_count)
 
 
-def _names(node: FormulaNode) -> PathNames:
+def _path_names(node: FormulaNode) -> PathNames:
     return tuple(name for name, _, _ in node.steps)
 
 

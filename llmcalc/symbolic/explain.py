@@ -73,13 +73,15 @@ def explain(
         raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
     check_kinds(spec)
     if node is None or node.lower() == "model":
-        sections = [_section(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)]
-        sections = [replace(unfiltered, formulas=_nonzero(unfiltered.formulas)) for unfiltered in sections]
-        sections.append(_section(formulas, formulas.root, quantity))
+        sections = [
+            _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
+        ]
+        sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
+        sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
     merged_sections: dict[tuple[object, ...], Section] = {}
     for formula_node in formulas.find(node):
-        section = _section(formulas, formula_node, quantity)
+        section = _section_of_node(formulas, formula_node, quantity)
         section = replace(section, formulas=_without_equal_forms(section.formulas))
         key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
         merged_section = merged_sections.get(key)
@@ -103,7 +105,7 @@ def check_kinds(spec: ModelSpec) -> None:
         raise InputError(f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
 
 
-def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
@@ -114,7 +116,7 @@ def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded_formulas)
 
 
-def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
+def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
     formulas_of_quantities = [
         kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted

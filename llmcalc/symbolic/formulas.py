@@ -169,7 +169,7 @@ class Formulas:
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""
-        return list(_walk(self.root))
+        return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
         """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
@@ -182,7 +182,9 @@ class Formulas:
         exact_matches = [node for node in nodes[1:] if node.path == query]
         names = query.split(".")
         for allows_gaps in (False, True):
-            exact_matches = exact_matches or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
+            exact_matches = exact_matches or [
+                node for node in nodes[1:] if _matches_path_end(names, node.steps, allows_gaps)
+            ]
         if not exact_matches:
             tails = {
                 ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
@@ -207,12 +209,12 @@ class Formulas:
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
-        value = Fraction(self._sum(self.symbolic.numbers, self._numeric_terms(quantity), node))
+        value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
         if quantity in ("kv", "state") and not value:
             return None
         if not self.has_symbols:
             return Formula(quantity, value, value, value)
-        symbolic_sum = self._sum(self.symbolic.tree, self._symbolic_terms(quantity), node)
+        symbolic_sum = self._sum_terms(self.symbolic.tree, self._symbolic_terms(quantity), node)
         return self._formula_with_forms(
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), value, node
         )
@@ -236,22 +238,22 @@ class Formulas:
         )
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
-        open_form = self._check_value(expression, value, node)
-        in_hidden = self._in_hidden(expression)
+        open_form = self._evaluate_at_numbers(expression, value, node)
+        in_hidden = self._in_units_of_hidden(expression)
         if in_hidden is not None:
-            self._check_value(in_hidden, value, node)
+            self._evaluate_at_numbers(in_hidden, value, node)
         return Formula(quantity, expression, value, open_form, in_hidden)
 
-    def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
+    def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
         """Returns the sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
-            walked_places = self._walk(tree, term.run_config)
+            walked_places = self._places_in_run(tree, term.run_config)
             for index in node.at:
                 value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
         return value
 
-    def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
+    def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns every place of the tree in a run, in the order of `at`; cached."""
         key = (id(tree), run_config)
         if key not in self._walks:
@@ -261,13 +263,15 @@ class Formulas:
     def _numeric_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in numbers."""
         seq = self.setting.seq
-        return self._terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
+        return self._cost_terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
 
     def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
-        return self._terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
+        return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
-    def _terms(self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any) -> list[Term]:
+    def _cost_terms(
+        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any
+    ) -> list[Term]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
@@ -284,7 +288,7 @@ class Formulas:
         empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
 
-    def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
+    def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with every symbol but S replaced by its value.
 
         Raises `ArithmeticError` if its value differs from `value`.
@@ -326,7 +330,7 @@ class Formulas:
         repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
         return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
-    def _in_hidden(self, expression: Any) -> Any:
+    def _in_units_of_hidden(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
@@ -473,13 +477,13 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
     )
 
 
-def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
+def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
     yield node
     for child in node.children:
-        yield from _walk(child)
+        yield from _places_in_run(child)
 
 
-def _matches(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
+def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     """Whether names, each optionally followed by a layer label or number, match the end of a path."""
     if not names or not path_names:
         return False
@@ -496,6 +500,9 @@ def _matches(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
     return any(
         not unmatched_names
-        or any(_matches(unmatched_names, outer_steps[:outer_length], allows_gaps) for outer_length in outer_lengths)
+        or any(
+            _matches_path_end(unmatched_names, outer_steps[:outer_length], allows_gaps)
+            for outer_length in outer_lengths
+        )
         for unmatched_names in remaining_names
     )

@@ -254,13 +254,13 @@ def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     update: dict[str, Any] = {
         stack_name: _stack_with_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
-    model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, leave=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
 
 
 def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _changes(stack, stack_name, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
+    update = _symbol_changes(stack, stack_name, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
 
     def lettered(name: str, block: Layer) -> Part:
         return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
@@ -271,10 +271,10 @@ def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplac
 
 
 def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_changes(part, stack_name, layer, name, size_replacer))
+    return part.model_copy(update=_symbol_changes(part, stack_name, layer, name, size_replacer))
 
 
-def _changes(
+def _symbol_changes(
     part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
@@ -325,13 +325,13 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_traits(block))
+        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(block))
     }
-    trait_of_base = next((t for t in _traits(stack.block) if t not in other_traits), "base")
+    trait_of_base = next((t for t in _layer_traits(stack.block) if t not in other_traits), "base")
     return {name: trait_of_base if name == BASE else name for name in blocks_by_kind}
 
 
-def _traits(block: Layer) -> tuple[str, str]:
+def _layer_traits(block: Layer) -> tuple[str, str]:
     mixer, network = block.attention, block.feed_forward
     kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
     return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
@@ -364,14 +364,14 @@ def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str
     for letter in dict.fromkeys(s.letter for s in occurrences):
         with_letter = [s for s in occurrences if s.letter == letter]
         for i, field in enumerate(dict.fromkeys(s.field for s in with_letter)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
+            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
             with_field = [s for s in with_letter if s.field == field]
             subscripts = _subscripts(with_field)
             names |= {s: f"{base_name}_{subscripts[s]}" if subscripts[s] else base_name for s in with_field}
     return names
 
 
-def _short(field: str) -> str:
+def _short_name(field: str) -> str:
     short_name = field.removeprefix("num_")
     for suffix in ("_size", "_dim", "_embeddings"):
         short_name = short_name.removesuffix(suffix)

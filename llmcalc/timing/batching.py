@@ -147,7 +147,7 @@ class Replica:
 
     def token(self, concurrency: float) -> InferencePass:
         """Returns the time of a decoding step of every sequence, without any prompt."""
-        return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
+        return self.step(_int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
 
     def step(self, batch: float, cached_tokens: float) -> InferencePass:
         """Returns the time of a batch's decoding step, with the draft's passes.
@@ -170,7 +170,7 @@ class Replica:
         server: whether a server's time before the first token counts.
         """
         computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_whole(prompt_count), computed_tokens, cached_tokens, self.chunk, server)
+        return self.prompt_pass(_int_if_whole(prompt_count), computed_tokens, cached_tokens, self.chunk, server)
 
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
@@ -208,7 +208,7 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._load(min(concurrency, self.saturation))
+        load = self._partial_load(min(concurrency, self.saturation))
         waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
             return load
@@ -216,7 +216,7 @@ class Replica:
             concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
         )
 
-    def _load(self, concurrency: float) -> ServedLoad:
+    def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, further_steps = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
@@ -250,11 +250,11 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
     """
     timed_pass = token_pass.priced[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * timed_pass.work.count(line.layer)) * _added(line) for line in timed_pass.lines
+        float(line.times * timed_pass.work.count(line.layer)) * _added_seconds(line) for line in timed_pass.lines
     )
 
 
-def _added(line: Line) -> float:
+def _added_seconds(line: Line) -> float:
     if line.is_message:
         return 0.0
     if line.kind in SHARED_WEIGHTS:
@@ -262,6 +262,6 @@ def _added(line: Line) -> float:
     return float(max(line.compute, line.memory) if line.kind in PER_SEQUENCE else line.memory)
 
 
-def _whole(number: float) -> float:
+def _int_if_whole(number: float) -> float:
     """Returns a number, as an integer if it is whole, so that counts stay exact."""
     return int(number) if number == int(number) else number

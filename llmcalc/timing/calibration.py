@@ -86,7 +86,7 @@ class Linear:
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in runs]
         self.parts: list[tuple[float, ...]] = [
-            tuple(_parts(measured_run.pricer, base_factors)) for measured_run in runs
+            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in runs
         ]
 
     def without(self, left_out: Container[int]) -> Linear:
@@ -129,7 +129,7 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
+def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
     """Yields for each factor the seconds of an estimate that are proportional to it, divided by the factor."""
     base = pricer(base_factors)
     slopes = []
@@ -145,13 +145,13 @@ def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
 def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     """Returns the factors with the least loss: first one common factor, then each factor separately, several times."""
     low, high = map(math.log, RANGE)
-    common_factor = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    common_factor = _golden_section_minimum(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
     logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
             range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _least(
+            logarithms[i] = _golden_section_minimum(
                 lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
                 *range_near,
             )
@@ -161,7 +161,7 @@ def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def _least(function: Callable[[float], float], low: float, high: float) -> float:
+def _golden_section_minimum(function: Callable[[float], float], low: float, high: float) -> float:
     """Returns the argument of the minimum of a unimodal function, by golden-section search."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     value_left, value_right = function(left), function(right)
@@ -260,7 +260,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     if len(runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
     linear = Linear(runs)
-    trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
+    trials = [(stiffness, _left_out_errors(linear, stiffness)) for stiffness in STIFFNESSES]
     stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     fitted_factors = minimize(linear, stiffness)
     estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
@@ -286,7 +286,7 @@ MOST_ESTIMATES = 3000
 """Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
 
 
-def _left_out(linear: Linear, stiffness: float) -> list[float]:
+def _left_out_errors(linear: Linear, stiffness: float) -> list[float]:
     """Returns the logarithm of each run's error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.

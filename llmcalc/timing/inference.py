@@ -89,7 +89,7 @@ def prefill(
             formats,
             layout.pp,
         )
-        for new_tokens, earlier_tokens in _chunks(seq, cached_tokens, chunk)
+        for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk)
     ]
     part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
     part_seconds["server"] = stack.first_token if server else 0.0
@@ -102,7 +102,7 @@ MAX_CHUNKS = 256
 """Largest number of chunks of a prompt."""
 
 
-def _chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
+def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
     """Yields the numbers of new and of earlier tokens for each chunk."""
     chunk_tokens = seq if chunk is None else chunk
     if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:

@@ -171,13 +171,13 @@ class Pricing:
         gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
         return max(gap, self.stack.kernel_gap)
 
-    def _units(self, dtype: str) -> str:
+    def _units_format(self, dtype: str) -> str:
         """Returns the number format whose units run the products of a format."""
         return self.stack.quantized if dtype == QUANTIZED else dtype
 
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
-        units = self._units(dtype)
+        units = self._units_format(dtype)
         by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
         share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
@@ -189,7 +189,7 @@ class Pricing:
 
         inner: the size of the axis that it sums over.
         """
-        return self.device.depth_factor(self._units(dtype), inner)
+        return self.device.depth_factor(self._units_format(dtype), inner)
 
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
@@ -205,7 +205,9 @@ class Pricing:
 
     def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
-        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
+        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
+            kernel
+        )
         launched_directions: set[bool] = set()
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
@@ -216,7 +218,7 @@ class Pricing:
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
-    def _product(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, added to the gradient so far."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
@@ -243,7 +245,7 @@ class Pricing:
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
-        of_input, of_gradient = self._casts(kernel)
+        of_input, of_gradient = self._separate_casts(kernel)
         if cast and of_input:
             yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
@@ -256,9 +258,9 @@ class Pricing:
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
-    _experts = _product
+    _experts_seconds = _product_seconds
 
-    def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
+    def _separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
         """Returns whether separate kernels cast the input of a training product, and the gradient of its output.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
@@ -271,7 +273,7 @@ class Pricing:
         """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
-        return self.stack.expert_products.get(self.device.format_of(self._units(dtype)), 1.0)
+        return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _inference_format(self, kernel: Kernel) -> str:
         return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
@@ -294,7 +296,7 @@ class Pricing:
         tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
         return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
 
-    def _attention(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
@@ -324,34 +326,34 @@ class Pricing:
             seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, share)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
-    def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
-    def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
-    def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             passes = 0.0
         for backward in (False, True):
             yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
 
-    _look_up = _permutation = _elementwise
+    _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
-    def _adapter(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
             bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
 
-    def _loss(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
         yield False, 0.0, memory
         yield True, 0.0, LOSS_BACKWARD * memory

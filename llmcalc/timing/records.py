@@ -81,7 +81,7 @@ TABLES = ("products", "sustained", "older_attention", "depth")
 
 
 @cache
-def _read(file: str) -> dict[str, dict[str, Any]]:
+def _read_tables(file: str) -> dict[str, dict[str, Any]]:
     path = presets_dir() / "timing" / file
     return parse_toml(read_text(path), path.name)
 
@@ -102,7 +102,7 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 @cache
 def generations() -> dict[str, Generation]:
     """Returns every generation by its name."""
-    tables = _read("generations.toml")
+    tables = _read_tables("generations.toml")
     return {name: Generation(**_with_base(tables, name)) for name in tables}
 
 
@@ -178,5 +178,5 @@ class Stack(Record):
 @cache
 def stacks() -> dict[str, Stack]:
     """Returns every time stack by its name."""
-    tables = _read("stacks.toml")
+    tables = _read_tables("stacks.toml")
     return {name: Stack(**_with_base(tables, name)) for name in tables}

@@ -57,7 +57,7 @@ class Speculation:
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
             drafted_tokens, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
-            draft_pass = rank_pass(stack, _of_draft(layout), batch, drafted_tokens, cached_tokens, "decode")
+            draft_pass = rank_pass(stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
             return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
@@ -74,9 +74,9 @@ class Speculation:
         """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
-        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _of_draft(layout)).seconds)
+        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
 
 
-def _of_draft(layout: Layout) -> Layout:
+def _draft_layout(layout: Layout) -> Layout:
     """Returns the layout of a draft model: the attention layout of its target model, in one pipeline stage."""
     return Layout(tp=layout.tp)

@@ -293,20 +293,24 @@ def pipeline_ranks(
         seconds_of_both + recompute * forward
         for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
     ]
-    ranks = [_weighted(counts, seconds) for counts in layers]
+    ranks = [_weighted_sum(counts, seconds) for counts in layers]
     ranks[0] = ranks[0] + costs.start
     ranks[-1] = ranks[-1] + costs.head
-    dense_params = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
-    experts = _largest([_weighted(counts, costs.experts) for counts in layers])
-    adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters)
+    dense_params = _largest_values([_weighted_sum(counts, costs.dense) for counts in layers]) + costs.end_params / min(
+        2, pp
+    )
+    experts = _largest_values([_weighted_sum(counts, costs.experts) for counts in layers])
+    adapters = _largest_values([_weighted_sum(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+    return PipelineRanks(
+        _largest_values(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters
+    )
 
 
-def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
+def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
     return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
 
 
-def _largest(values: Sequence[Number]) -> Number:
+def _largest_values(values: Sequence[Number]) -> Number:
     largest_value = values[0]
     for value in values[1:]:
         largest_value = maximum(largest_value, value)
@@ -336,10 +340,10 @@ def step_of(
 ) -> Step:
     """Returns the seconds of a training step from the timed kernels of its micro-batch."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
-    return _assemble(spec, device, stack, plan, ranks, timed_pass)
+    return _step_seconds(spec, device, stack, plan, ranks, timed_pass)
 
 
-def _assemble(
+def _step_seconds(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
 ) -> Step:
     """Returns the seconds of a step: the pipeline ranks' work, the bubble, data-parallel messages and the update."""
@@ -391,14 +395,14 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
         updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated_params
+        return _exposed_seconds(gathers + reductions, work, stack.hidden_share("dp")), updated_params
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed_seconds = _exposed(gathers, forward, stack.hidden_share("weights"))
-    return exposed_seconds + _exposed(reductions, backward, stack.hidden_share("dp")), updated_params
+    exposed_seconds = _exposed_seconds(gathers, forward, stack.hidden_share("weights"))
+    return exposed_seconds + _exposed_seconds(reductions, backward, stack.hidden_share("dp")), updated_params
 
 
-def _exposed(message_seconds: Number, product_seconds: Number, share: float) -> Number:
+def _exposed_seconds(message_seconds: Number, product_seconds: Number, share: float) -> Number:
     """Returns the seconds of messages that computation does not hide.
 
     product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
@@ -480,22 +484,22 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
         some = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
         base = replace(plan, tp=int(tp), **some)
         priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
-        distinct_sizes, size_index = _distinct([some[name] for name in priced_names])
+        distinct_sizes, size_index = _distinct_rows([some[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
         timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
         costs = layer_costs(timed_pass, stack, plan).at(size_index)
-        seconds[is_this_size] = _assemble(
-            spec, device, stack, base, _pipelines(base, costs, len(size_index)), timed_pass
+        seconds[is_this_size] = _step_seconds(
+            spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
         ).seconds
     return seconds
 
 
-def _pipelines(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
+def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
     """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))
-    (pipelines, chunks), pipeline_index = _distinct([pp, vpp])
+    (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
     sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
@@ -505,7 +509,7 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRa
     return PipelineRanks(*sums)
 
 
-def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
+def _distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
     """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
     import numpy
 

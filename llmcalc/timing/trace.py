@@ -74,14 +74,14 @@ class StepSeconds:
         """
         usual_prompt = max(1, mean_input)
         batches, cached_token_counts = (
-            _powers(sequences),
+            _powers_of_two(sequences),
             sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)}),
         )
         passes = [
             [replica.step(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in batches
         ]
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        tokens = _powers(most_tokens)
+        tokens = _powers_of_two(most_tokens)
 
         def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_count = max(1.0, prompt_tokens / mean_input)
@@ -89,15 +89,15 @@ class StepSeconds:
             return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
 
         return cls(
-            _between(
+            _interpolated_seconds(
                 batches, cached_token_counts, [[float(timed_pass.seconds) for timed_pass in runs] for runs in passes]
             ),
-            _between(
+            _interpolated_seconds(
                 batches,
                 cached_token_counts,
                 [[seconds_beside_prompts(timed_pass) for timed_pass in runs] for runs in passes],
             ),
-            _between(
+            _interpolated_seconds(
                 tokens,
                 cached_token_counts,
                 [[prompt(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in tokens],
@@ -107,16 +107,18 @@ class StepSeconds:
         )
 
 
-def _powers(maximum: int) -> list[int]:
+def _powers_of_two(maximum: int) -> list[int]:
     return [*(2**i for i in range(max(1, maximum).bit_length()) if 2**i < maximum), max(1, maximum)]
 
 
-def _between(table_values: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
+def _interpolated_seconds(
+    table_values: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]
+) -> Seconds:
     """Returns seconds interpolated between the batch sizes and context lengths of a table."""
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
-        row, row_fraction = _place(table_values, batch_size)
-        column, column_fraction = _place(contexts, cached_tokens)
+        row, row_fraction = _index_and_fraction(table_values, batch_size)
+        column, column_fraction = _index_and_fraction(contexts, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
         ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
         return ends[0] + (ends[1] - ends[0]) * row_fraction
@@ -124,7 +126,7 @@ def _between(table_values: Sequence[int], contexts: Sequence[int], table: Sequen
     return seconds
 
 
-def _place(values: Sequence[int], value: float) -> tuple[int, float]:
+def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
     """Returns the index of the next lower value, and the fraction of the way to the next; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0

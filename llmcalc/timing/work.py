@@ -280,7 +280,7 @@ class WorkRecorder(Placements):
             if scope.gives is not None and scope.about.get("kind") == "layer":
                 self._count_reader(scope.gives)
         self.run(program)
-        self._flush()
+        self._record_group()
         self._record_loss(program)
         return self.work
 
@@ -361,13 +361,13 @@ class WorkRecorder(Placements):
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
 
     def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
-        self._flush()
+        self._record_group()
         indices = about.get("indices")
         layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
-        self._flush()
+        self._record_group()
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
@@ -384,7 +384,7 @@ class WorkRecorder(Placements):
             if step.outs and not step.outs[0].fixed:  # masks and angles are computed once per pass, or inside kernels
                 self._add_to_group(step)
             return
-        self._flush()
+        self._record_group()
         (lowering or self._add_operation)(step)
 
     def _is_partial(self, value: Value) -> bool:
@@ -418,7 +418,7 @@ class WorkRecorder(Placements):
         super()._add_message(collective, value, group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
-        self._flush()
+        self._record_group()
         message = self.messages[-1]
         if message.backward and self.rank_pass.phase != "training":
             return
@@ -444,7 +444,7 @@ class WorkRecorder(Placements):
         """Returns how often the current step runs in one layer of its kind."""
         return exact_div(self.repeats, self.layers)
 
-    def _rows(self, value: Value) -> Number:
+    def _rows_on_rank(self, value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
         if value.rows is ONCE:
             return 1
@@ -454,7 +454,7 @@ class WorkRecorder(Placements):
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
-        return self._rows(value) * value.width
+        return self._rows_on_rank(value) * value.width
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -509,7 +509,7 @@ class WorkRecorder(Placements):
 
     def _lower_absorb(self, step: Step) -> None:
         x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
-        m, n, k = self._rows(x), y.width, exact_div(x.width, heads)
+        m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
         frozen = self.rank_pass.adapters is not None
         gradients = flops if frozen else 2 * flops
@@ -520,7 +520,7 @@ class WorkRecorder(Placements):
     def _lower_experts(self, step: Step) -> None:
         x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
         experts, ep = step.options["experts"].size, self.rank_pass.ep
-        rows = self._rows(x)
+        rows = self._rows_on_rank(x)
         flops = 2 * rows * x.width * y.width
         self._add_kernel(
             "experts",
@@ -593,9 +593,9 @@ class WorkRecorder(Placements):
             self.group_position = self.where, self.repeats
         self.group.append(step)
         if not self.rank_pass.fused:
-            self._flush()
+            self._record_group()
 
-    def _flush(self) -> None:
+    def _record_group(self) -> None:
         """Records the collected element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
@@ -637,9 +637,9 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     layout_of_rank = Layout(
         tp=tp,
         etp=etp,
-        ep=_measured(rank_pass.ep),
+        ep=_with_measured_group(rank_pass.ep),
         dp=MEASURED_RANKS * etp,
-        cp=_measured(rank_pass.cp),
+        cp=_with_measured_group(rank_pass.cp),
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
@@ -653,5 +653,5 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return recorder.record(shared_rank_program(spec, program_layout))
 
 
-def _measured(ranks: Number) -> int:
+def _with_measured_group(ranks: Number) -> int:
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

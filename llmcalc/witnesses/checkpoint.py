@@ -89,12 +89,12 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
     result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
-        expected_by_group[_group(expected_tensor.node, spec)].append(expected_tensor)
+        expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
             result.buffers.append(tensor)
         else:
-            stored_by_group[_group(tensor.name, spec)].append(tensor)
+            stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group in {**expected_by_group, **stored_by_group}:
         _match_group(expected_by_group[group], stored_by_group[group], result)
     _match_across_layers(result)
@@ -102,7 +102,7 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
     return result
 
 
-def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
+def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
     layer_number = NUMBER.search(name)
     if layer_number is None:
@@ -188,7 +188,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining):
         if shape in shapes:
-            by_shape[shape].setdefault(_word(tensor.name), []).append(i)
+            by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for stack in stacks:
         same_shape = [by_shape[shape] for shape in {stack.shape[1:], stack.shape[:0:-1]} if shape in by_shape]
@@ -234,7 +234,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
     """Returns, by fused shape, the first tensors of a parent whose concatenation (or its transpose) has that shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
-    for group in _groups(unmatched_tensors, axes):
+    for group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in group}) == 1:
                 first_shape = group[0].shape
@@ -248,7 +248,7 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
     return shapes
 
 
-def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
+def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
@@ -260,7 +260,7 @@ def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expe
             yield from combinations(members[:8], group_size)
 
 
-def _word(name: str) -> str:
+def _last_word(name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
@@ -291,14 +291,14 @@ def _match_across_layers(result: Match) -> None:
     for i, tensor in enumerate(result.extra):
         shape = _without_unit_axes(tensor.shape)
         if shape in shapes:
-            tensor_stack = _side(tensor.name)
+            tensor_stack = _stack_in_name(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
     still_missing: list[Expected] = []
     used_indices: set[int] = set()
     for expected_tensor in result.missing:
-        tensor_stack = _side(expected_tensor.node)
+        tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
         for name_word in _words_of_node(expected_tensor):
             for stack_name in {tensor_stack} if tensor_stack else SIDES:
@@ -324,7 +324,7 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
-def _side(name: str) -> str:
+def _stack_in_name(name: str) -> str:
     """Returns the stack that a tensor's name mentions, `encoder` or `decoder`; empty if it mentions none."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
     return stack_names[0] if stack_names else ""

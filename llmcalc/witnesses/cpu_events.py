@@ -134,7 +134,7 @@ class CpuEvents:
 def read_events(profile: Any) -> CpuEvents:
     """Reads the events of a profiler. profile: a `torch.profiler.profile` with `profile_memory`."""
     events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, enclosing_events in sorted(_events(profile), key=lambda pair: pair[0].start_time_ns):
+    for event, enclosing_events in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
@@ -161,7 +161,7 @@ def read_events(profile: Any) -> CpuEvents:
     return events
 
 
-def _events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
+def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and sum of gradients with its enclosing operations, outermost first."""
     pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
     while pending_events:

@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 from .witness import family_of_class
 
 
-def _one_token_less(op: Op) -> Op:
+def _without_last_token(op: Op) -> Op:
     return replace(op, limit=op.limit - 1) if isinstance(op, KVCache) and op.limit is not None else op
 
 
@@ -27,7 +27,7 @@ COMMON_DEVIATIONS = (
         "sliding cache",
         "a sliding or chunked layer's cache keeps one token less than its window",
         "cache_bytes",
-        follow=_one_token_less,
+        follow=_without_last_token,
     ),
 )
 """The deviations of every class."""

@@ -123,7 +123,7 @@ class TrainingLoop:
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
-        self.weights: list[Tensor] = self._in_order()
+        self.weights: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = layer_matrices(self.module)
         parameters = [
@@ -132,7 +132,7 @@ class TrainingLoop:
         ]
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
-    def _in_order(self) -> list[Tensor]:
+    def _parameters_in_order(self) -> list[Tensor]:
         """Returns the trained parameters in the order in which the simulation creates them.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.

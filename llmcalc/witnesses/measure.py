@@ -148,15 +148,15 @@ class BackwardOwners:
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._claim((args, kwargs), self.stack[-1])
+            self._assign_owner((args, kwargs), self.stack[-1])
             self.stack.append(name)
 
         return hook
 
     def _leave(self, _: nn.Module, args: Any, output: Any) -> None:
-        self._claim(output, self.stack.pop())
+        self._assign_owner(output, self.stack.pop())
 
-    def _claim(self, values: Any, path: str) -> None:
+    def _assign_owner(self, values: Any, path: str) -> None:
         """Assigns the autograd nodes that computed these tensors to the module at `path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
@@ -174,7 +174,7 @@ class BackwardOwners:
         """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
         for handle in self.handles:
             handle.remove()
-        self._claim(outputs, "")
+        self._assign_owner(outputs, "")
         loss: Any = sum(out.float().sum() for out in outputs)
         flops_by_owner: dict[str, int] = {}
         running, bytes_before = "", total()

@@ -384,7 +384,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     weights = meter.by_kind["weights"]
     run.next_batch()
     run.graph.on_sum = add
-    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _inputs(run))
+    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(run))
     meter.peaks = {}
     run.next_batch()
     loss = run.forward()
@@ -397,7 +397,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}
 
 
-def _inputs(run: TrainingRun) -> list[Any]:
+def _input_tensors(run: TrainingRun) -> list[Any]:
     """Returns the input tensors of a batch, one per storage."""
     by_storage = {
         id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
@@ -419,7 +419,7 @@ def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes that the graph of a loss saves, without weights and inputs; None with recomputation."""
     if run.training.recompute is not NONE:
         return None
-    input_storages = {id(item.storage) for item in _inputs(run)}
+    input_storages = {id(item.storage) for item in _input_tensors(run)}
     storages = [
         item for item in saved_storages(loss) if item.block.kind != "weights" and id(item) not in input_storages
     ]

@@ -130,7 +130,7 @@ def verify_reference(
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
-    ids = _ids(spec, batch, tokens, device)
+    ids = _token_ids(spec, batch, tokens, device)
     source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
@@ -197,7 +197,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         )
 
 
-def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
+def _token_ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
     import torch
 
     if device == "meta":
@@ -205,14 +205,14 @@ def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
     return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
 
 
-def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
+def _encoder_input(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
     """Returns the input of an encoder-decoder's encoder: tokens or frames; None without an encoder."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
         return None
     if spec.encoder.stem is None:
-        return _ids(spec, batch, tokens, device)
+        return _token_ids(spec, batch, tokens, device)
     return torch.randn(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, precision(device)), device=device)
 
 
@@ -249,7 +249,7 @@ def _checks(
     yield from against("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
-    ids, source_input = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
+    ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
     with_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
@@ -274,7 +274,7 @@ def _checks(
     yield from against(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
-    decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
+    decode, _ = count_flops(module, lambda: [module(_token_ids(spec, batch, 1, device), store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from against("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
     bits = DTYPE_BITS[precision(device)]

@@ -31,11 +31,11 @@ def verify(
     Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
     compared and a step of the model has no kernels.
     """
-    verdict = _compare(preset, witness, device, batch, seq, every_layer, memory)
+    verdict = _compare_model(preset, witness, device, batch, seq, every_layer, memory)
     return replace(verdict, untested=untested(preset.model))
 
 
-def _compare(
+def _compare_model(
     preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
 ) -> Verdict:
     """Compares the counts of one model with the chosen model or source."""

@@ -105,7 +105,7 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _saved_by(kind: Any) -> list[str]:
+def _tensors_saved_by(kind: Any) -> list[str]:
     if kind not in _SAVED:
         _SAVED[kind] = [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
     return _SAVED[kind]
@@ -118,7 +118,7 @@ def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         node = pending_nodes.pop()
-        saved_values = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
+        saved_values = tree_leaves([getattr(node, name) for name in _tensors_saved_by(type(node))])
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in node.next_functions:
             if next_node is not None and next_node not in visited_nodes:

@@ -255,7 +255,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     return places(spec.tree(), paths, spec.kind, base, names, outer_names)
 
 
-def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
+def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     """Returns token ids on the model's device; on a CPU real values, with the end-of-sequence token only at the end."""
     import torch
 
@@ -274,7 +274,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
     import torch
 
-    ids, name = with_channels(model, _tokens(model, batch, seq)), type(model).__name__
+    ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem

@@ -238,9 +238,9 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
     elif choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
-        loss = _loss(choices, out, labels)
+        loss = _loss_of_logits(choices, out, labels)
     for logits in logits_ahead:
-        loss = loss + _loss(choices, logits, labels)
+        loss = loss + _loss_of_logits(choices, logits, labels)
     return loss
 
 
@@ -257,7 +257,7 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     return total
 
 
-def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
+def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]

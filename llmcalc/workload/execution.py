@@ -25,14 +25,14 @@ def _reads_a_cache(workload: Workload) -> bool:
     return workload.phase == "decode" or not is_zero(workload.context)
 
 
-def _decodes(workload: Workload) -> bool:
+def _is_decoding(workload: Workload) -> bool:
     return workload.phase == "decode"
 
 
 FORMS: Mapping[str, Callable[[Workload], bool]] = {
-    "absorbed": _decodes,
+    "absorbed": _is_decoding,
     "by_token": _reads_a_cache,
-    "step": _decodes,
+    "step": _is_decoding,
 }
 """Alternative forms of a step: name → whether it runs in a workload by default.
 
@@ -62,9 +62,9 @@ class Execution:
     def form(self, forms: Iterable[str], workload: Workload) -> str:
         """Returns the form in which a step runs, one of `forms`; the first is the default."""
         default_form, *other_forms = forms
-        return next((name for name in other_forms if self._runs(name, workload)), default_form)
+        return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
 
-    def _runs(self, form: str, workload: Workload) -> bool:
+    def _runs_form(self, form: str, workload: Workload) -> bool:
         if form == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
         return FORMS[form](workload)

@@ -92,11 +92,11 @@ class AdapterLayer(Block):
             x = recorder.add(x, y)
             recorder.hold(x=x)
             if is_network:
-                return self._adapted(recorder, x, normed)
+                return self._with_adapter_output(recorder, x, normed)
             x = self._normalize(recorder, f"{name}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
-    def _adapted(self, recorder: Flow, x: Value, normed: Value) -> Value:
+    def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
         """Returns the layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
@@ -195,11 +195,11 @@ def _reference_class() -> type[nn.Module]:
                 y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
                 is_network = name == self.network
                 x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", y)
-                x = self._adapted(x) if is_network else x
+                x = self._with_adapter_output(x) if is_network else x
                 x = self._normalize(f"{name}_post_norm", x)
             return x
 
-        def _adapted(self, x: Tensor) -> Tensor:
+        def _with_adapter_output(self, x: Tensor) -> Tensor:
             """Returns the residual stream after the adapter."""
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":

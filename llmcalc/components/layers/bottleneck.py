@@ -158,8 +158,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             wide_width, narrow_width = model_properties.hidden_size, spec.bottleneck_size
             inner_context = Context(narrow_width, model_properties.causal)
-            self._add_into("bottleneck", spec.norm, wide_width, inner_context)
-            self._add_into("attention_bottleneck", spec.norm, wide_width, inner_context)
+            self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
+            self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
             self.self_attn = spec.attention.reference(
                 Context(narrow_width, model_properties.causal, value_size=wide_width)
             )
@@ -173,7 +173,7 @@ def _reference_class() -> type[nn.Module]:
             self.output_bottleneck = nn.Linear(narrow_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
-        def _add_into(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
+        def _add_bottleneck_input(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
             self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 

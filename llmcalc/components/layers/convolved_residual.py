@@ -57,7 +57,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         assert isinstance(attention, Component)
         assert isinstance(network, Component)
-        query_input, *kv_inputs = self._inputs(
+        query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
         named = zip(("key", "value"), kv_inputs, strict=False)
@@ -67,13 +67,13 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         y = add_convolution(recorder, "self_attn_conv", y, kernel)
         x = y if self.starts_block else recorder.add(x, y)
         recorder.hold(x=x)
-        (network_input,) = self._inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
+        (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
         y = recorder.part("mlp", network, recorder.part("mlp_pre_norm", self.norm, network_input))
         x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
         recorder.hold(x=x)
         return x
 
-    def _inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
+    def _sublayer_inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
         return record_mix(recorder, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
 
     def reference(self, model_properties: Context) -> nn.Module:
@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             for name in ("key", "value") if spec.separate_inputs else ():
                 self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
 
-        def _attended(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
+        def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
             separate, part = self.spec.separate_inputs, self.get_submodule
             inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
@@ -145,7 +145,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, part = self.spec, self.get_submodule
             sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            y = part("self_attn_conv")(self._attended(sums, x, forward_pass), forward_pass)
+            y = part("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*sums, x]
             x = y if spec.starts_block else x + y

@@ -78,7 +78,7 @@ class GatedCrossLayer(WholeLayer):
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
         memory = recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
         assert isinstance(self.feed_forward, Component)
-        gate, role = Gate(per_feature=self.gate_per_feature), self._role
+        gate, role = Gate(per_feature=self.gate_per_feature), self._node_role
         sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
@@ -94,7 +94,7 @@ class GatedCrossLayer(WholeLayer):
         return x
 
     @property
-    def _role(self) -> Role:
+    def _node_role(self) -> Role:
         """The role of the layer's nodes in counts: whether they run on text without images."""
         return "own" if self.runs_on_text else "idle"
 

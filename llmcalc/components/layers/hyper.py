@@ -71,7 +71,7 @@ class HyperLayer(WholeLayer):
         """Records the layer. x: all streams."""
         for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            sublayer_input, output_weights, mixed_streams = self._connection(recorder, f"{name}_connection", x)
+            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
             y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
             recorder.hold(y=y)
@@ -79,7 +79,7 @@ class HyperLayer(WholeLayer):
             recorder.hold(x=x)
         return x
 
-    def _connection(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)

@@ -333,7 +333,7 @@ class Attention(TokenMixer):
         convolved_values = None
         if self.value_convolution is not None:
             convolved_values = recorder.part(
-                "value_convolution", self.value_convolution, values, heads=heads, size=value_axis
+                "value_convolution", self.value_convolution, values, heads=heads, head_axis=value_axis
             )
             recorder.hold(convolved=convolved_values)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
@@ -718,7 +718,7 @@ def _reference_class() -> type[nn.Module]:
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
             if spec.kv_shared and sharing_key not in forward_pass.memo:
-                forward_pass.memo[sharing_key] = self._of_target(x, forward_pass)
+                forward_pass.memo[sharing_key] = self._with_target_keys(x, forward_pass)
             keys_and_values: tuple[Tensor, Tensor] = (
                 forward_pass.memo[sharing_key]
                 if spec.kv_shared
@@ -728,7 +728,7 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _of_target(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _with_target_keys(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
@@ -770,7 +770,7 @@ def _reference_class() -> type[nn.Module]:
             if not self.cross:
                 self._score_bias(forward_pass, end, x.shape[1], end, x.device)
 
-        def _in_squares(
+        def _attention_in_squares(
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
@@ -808,7 +808,7 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.grid_window is None:
                 out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
-                out = self._in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+                out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):

@@ -47,7 +47,7 @@ class GatedProfileAttention(ProfileAttention):
         dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
         q = recorder.linear("q_proj", x, heads, dim)
         keys, values = (
-            self._convolved(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
+            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
             for name, y in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
@@ -73,7 +73,7 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes)
 
-    def _convolved(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
+    def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
 
         token: the vectors from which a part of the filter is computed.
@@ -172,7 +172,7 @@ def _reference_class() -> type[nn.Module]:
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = Core()
 
-        def _convolved(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _convolved_heads(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
@@ -184,8 +184,8 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
-            k = self._convolved("k", x if key_input is None else key_input, forward_pass)
-            v = self._convolved("v", x if value_input is None else value_input, forward_pass)
+            k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
+            v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
             q = bounded(q, 512**0.5).transpose(1, 2)
             k, v = self.cache(forward_pass, bounded(k, 512**0.5), self.v_norm(v))
             end = forward_pass.past + x.shape[1]

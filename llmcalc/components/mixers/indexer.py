@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 
-        def _rotated(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotated_heads(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
             return rotate(x, forward_pass, forward_pass.past, self.rope, self.theta) if self.rope else x
 
@@ -138,9 +138,9 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
                 q = self.position_scale(q, forward_pass)
-            k, weights = self._rotated(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            k, weights = self._rotated_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
             (k,) = self.cache(forward_pass, k)
-            scores = self.core(self._rotated(q, forward_pass).transpose(1, 2), k, weights).float()
+            scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
             return selected_tokens

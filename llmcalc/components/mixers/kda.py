@@ -109,7 +109,10 @@ class KimiDeltaAttention(TokenMixer):
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
         q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs, node_fields = (q, k, v, self._decay(recorder, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
+        inputs, node_fields = (
+            (q, k, v, self._record_log_decay(recorder, x, all_heads), beta),
+            {"source": "Kimi Team 2025, §3.1"},
+        )
         rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
@@ -118,23 +121,27 @@ class KimiDeltaAttention(TokenMixer):
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return recorder.linear(
-            "o_proj", recorder.mul(y, recorder.act(self._gate(recorder, "g", x, all_heads), "sigmoid")), *x.axes
+            "o_proj",
+            recorder.mul(y, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
+            *x.axes,
         )
 
     def _has_low_rank(self, letter: str) -> bool:
         """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
 
-    def _decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:
+    def _record_log_decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
         heads, *_ = all_heads
-        decay_logits = recorder.add(self._gate(recorder, "f", x, all_heads), recorder.vector("dt_bias", *all_heads))
+        decay_logits = recorder.add(
+            self._gate_projection(recorder, "f", x, all_heads), recorder.vector("dt_bias", *all_heads)
+        )
         rate = recorder.act(recorder.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
             return recorder.mul(recorder.act(decay_logits, "softplus"), rate)
         return recorder.act(recorder.mul(decay_logits, rate), "sigmoid")
 
-    def _gate(self, recorder: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(letter):
             return recorder.linear(f"{letter}_proj", x, *all_heads)
@@ -196,7 +203,7 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
-        def _gate(self, letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
             names = (
                 (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
@@ -207,7 +214,7 @@ def _reference_class() -> type[nn.Module]:
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits, rate = (
-                self._split_heads(self._gate("f", x).float() + self.dt_bias.weight.float()),
+                self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],
             )
             decay: Tensor = (
@@ -230,7 +237,7 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass,
                 self.recurrent_state,
             )
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate("g", x).sigmoid()
+            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
             result: Tensor = self.o_proj(normed)
             return result
 

@@ -90,7 +90,10 @@ class LightningAttention(TokenMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = self._turned(recorder, "q_norm", q, dim), self._turned(recorder, "k_norm", k, dim)
+        q, k = (
+            self._normed_and_rotated(recorder, "q_norm", q, dim),
+            self._normed_and_rotated(recorder, "k_norm", k, dim),
+        )
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
@@ -108,7 +111,7 @@ class LightningAttention(TokenMixer):
         gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _turned(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
+    def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. name: the name of the norm."""
         x = x if self.qk_norm is None else recorder.norm(name, x, self.qk_norm, (dim,))
         return x if self.position is None else recorder.rope(x, self.position)

@@ -213,7 +213,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
             return streams
 
-        def _bucket(self, distance: Tensor) -> Tensor:
+        def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact = max(1, self.spec.num_buckets // 2)
             far = exact + (distance.clamp(min=1) / exact).log2().long()
@@ -227,7 +227,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             key_count, end = q.shape[2], keys.shape[2]
             queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
             distance = queries[:, None] - all_keys
-            index = self._bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
             itself = torch.eye(key_count, dtype=torch.bool, device=x.device)
             own_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)

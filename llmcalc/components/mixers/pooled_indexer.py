@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 
-        def _pooled(self, keys: Tensor, gate: Tensor) -> Tensor:
+        def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""
             pool = self.spec.index_kpool
             pools = keys.shape[1] // pool
@@ -145,7 +145,7 @@ def _reference_class() -> type[nn.Module]:
             spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
             keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))
-            entries = self._pooled(keys, gate)
+            entries = self._pooled_keys(keys, gate)
             scores = self.core(q, entries, self.weights_proj(x)).float()
             known = (
                 forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1

@@ -133,13 +133,13 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
-        def _furthest(self, x: Tensor) -> int:
+        def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
         def _encode_distances(self, forward_pass: Run, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden, furthest = x.shape[-1], self._furthest(x)
+            hidden, furthest = x.shape[-1], self._largest_distance(x)
             angles = angles_of(furthest - forward_pass.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
             positions = forward_pass.span(0, x.shape[1], x.device)
-            index = (self._furthest(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
+            index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

@@ -172,7 +172,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
             for name in ("r", "k", "v"):
                 self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
-            for name, rank in self._ranks().items():
+            for name, rank in self._projection_ranks().items():
                 self.add_module(f"{name}_lora_a", nn.Linear(hidden, rank, bias=False))
                 self.add_module(f"{name}_lora_b", nn.Linear(rank, width, bias=name != "g"))
             self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
@@ -182,7 +182,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
-        def _ranks(self) -> dict[str, int]:
+        def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
             spec = self.spec
             ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
@@ -206,21 +206,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
-            removed_key = nn.functional.normalize(self._split(k * self.k_k.weight), dim=-1)
+            removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (rate - 1) * self.k_a.weight)
             y, state = self.wkv(
-                *(self._split(t) for t in (r, decay, k, v)),
+                *(self._split_heads(t) for t in (r, decay, k, v)),
                 removed_key,
-                self._split(rate),
+                self._split_heads(rate),
                 self.recurrent_state.load(forward_pass),
             )
             self.recurrent_state.keep(forward_pass, state)
-            bonus = (self._split(r) * self._split(k * self.r_k.weight)).sum(-1, keepdim=True) * self._split(v)
+            bonus = (self._split_heads(r) * self._split_heads(k * self.r_k.weight)).sum(
+                -1, keepdim=True
+            ) * self._split_heads(v)
             y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
             result: Tensor = self.o_proj(y * self._low_rank("g", inputs["g"]))
             return result
 
-        def _split(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
             return heads

@@ -61,7 +61,7 @@ class RwkvHeadMix(TokenMixer):
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = self._inputs(recorder, x, previous_token)
+        inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
             recorder.linear(name, inputs[name[0]], *all_heads) for name in ("receptance", "key", "value")
@@ -79,7 +79,7 @@ class RwkvHeadMix(TokenMixer):
         y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
-    def _inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
+    def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
         """Returns the mix of each token with the previous one for each of `NAMES`."""
         if self.shift_rank is None:
             return {name: token_shift(recorder, x, previous_token, name) for name in NAMES[1:]}
@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
             self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _inputs(self, x: Tensor, forward_pass: Run) -> dict[str, Tensor]:
+        def _mixed_inputs(self, x: Tensor, forward_pass: Run) -> dict[str, Tensor]:
             previous_token = shifted(x, forward_pass, self.shift_state)
             shares: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
-            inputs = self._inputs(x, forward_pass)
+            inputs = self._mixed_inputs(x, forward_pass)
             r, k, v = (
                 self.get_submodule(name)(inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for name in ("receptance", "key", "value")

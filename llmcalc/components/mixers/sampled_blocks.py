@@ -119,14 +119,16 @@ def _reference_class() -> type[nn.Module]:
             index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
             rows, columns = index // block_count, index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._chosen(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
+                self._selected_blocks(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
             )
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
-            real_keys = self._chosen(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
+            real_keys = self._selected_blocks(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
             weights = weights * real_keys
-            sums = torch.zeros_like(queries).scatter_add(2, self._like(rows, queries), weights @ sampled_values)
+            sums = torch.zeros_like(queries).scatter_add(
+                2, self._expanded_indices(rows, queries), weights @ sampled_values
+            )
             totals = torch.zeros_like(queries[..., :1])
-            totals = totals.scatter_add(2, self._like(rows, totals), weights.sum(-1, keepdim=True))
+            totals = totals.scatter_add(2, self._expanded_indices(rows, totals), weights.sum(-1, keepdim=True))
             if self.approximated:
                 others = (
                     torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
@@ -137,13 +139,13 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
             return out
 
-        def _like(self, blocks: Tensor, x: Tensor) -> Tensor:
+        def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
             """Returns block indices, expanded to the shape in which they select blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
-        def _chosen(self, x: Tensor, blocks: Tensor) -> Tensor:
+        def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
             """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
-            return x.gather(2, self._like(blocks, x))
+            return x.gather(2, self._expanded_indices(blocks, x))
 
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""

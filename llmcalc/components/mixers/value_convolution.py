@@ -31,7 +31,7 @@ class ValueConvolution(Part):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _check_odd(cls, kernel_size: int) -> int:
+    def _check_odd_kernel(cls, kernel_size: int) -> int:
         if kernel_size % 2 == 0:
             raise ValueError(f"{kernel_size} is even; expected an odd number")
         return kernel_size

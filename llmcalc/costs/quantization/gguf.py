@@ -134,23 +134,25 @@ class _ModelRules:
         ordered_sites = sorted(
             weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
-        self.values = _order_of(
+        self.values = _first_occurrence_indices(
             _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
         )
-        self.downs = _order_of(site.path for site in ordered_sites if _category_of(site) == "ffn_down")
+        self.downs = _first_occurrence_indices(
+            site.path for site in ordered_sites if _tensor_category(site) == "ffn_down"
+        )
         self.experts = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_category_of(site) == "output" for site in weight_sites)
+        self.tied = not any(_tensor_category(site) == "output" for site in weight_sites)
         self.gqa = _query_groups(weight_sites)
 
     def category(self, weight_site: WeightSite) -> str:
         """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
-        category = _category_of(weight_site)
+        category = _tensor_category(weight_site)
         if weight_site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in weight_site.parent.children}
             is_fused = weight_site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
-            return "attn_qkv" if is_fused or _gated_delta(weight_site) else category
+            return "attn_qkv" if is_fused or _is_in_gated_delta_net(weight_site) else category
         return category
 
     def parts(self, weight_site: WeightSite) -> Parts:
@@ -200,7 +202,7 @@ class _ModelRules:
             ggml_type = "Q5_K" if i < 2 else "Q4_K"
         elif mix == "Q3_K_L" or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4) or (mix == "Q4_K_S" and i < 4):
             ggml_type = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(i, n):
+        elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(i, n):
             ggml_type = "Q6_K"
         if self.layers == 80 and self.gqa > 1 and ggml_type in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
             ggml_type = "Q5_K"
@@ -216,7 +218,7 @@ class _ModelRules:
         if mix == "Q3_K_L":
             return "Q5_K"
         if mix in ("Q4_K_M", "Q5_K_M"):
-            return "Q6_K" if _more_bits(i, n) else default
+            return "Q6_K" if _layer_gets_more_bits(i, n) else default
         is_in_first_eighth = i < n // 8
         if is_in_first_eighth and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
@@ -244,7 +246,7 @@ class _ModelRules:
         return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
 
-def _order_of(names: Iterable[str]) -> dict[str, int]:
+def _first_occurrence_indices(names: Iterable[str]) -> dict[str, int]:
     """Returns the index of each distinct name in the order of first occurrence."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
@@ -254,7 +256,7 @@ def _parent_path(weight_site: WeightSite) -> str:
     return weight_site.path.rpartition(".")[0]
 
 
-def _more_bits(i: int, n: int) -> bool:
+def _layer_gets_more_bits(i: int, n: int) -> bool:
     """Whether layer i of n is in the first or last eighth, or is every third layer in between (`use_more_bits`)."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
@@ -262,7 +264,7 @@ def _more_bits(i: int, n: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _category_of(weight_site: WeightSite) -> str:
+def _tensor_category(weight_site: WeightSite) -> str:
     """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
@@ -289,13 +291,15 @@ def _category_of(weight_site: WeightSite) -> str:
     if ggml_type in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
     if ggml_type == "attention" or (
-        ggml_type == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _gated_delta(weight_site)
+        ggml_type == "linear_attention"
+        and {"q_proj", "v_proj", "b_proj"} <= siblings
+        and not _is_in_gated_delta_net(weight_site)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
-def _gated_delta(weight_site: WeightSite) -> bool:
+def _is_in_gated_delta_net(weight_site: WeightSite) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
     return weight_site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
         child.name for child in weight_site.parent.children
@@ -318,7 +322,7 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
     site = min(with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
     core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if core is None or (
-        site.layer and not any(_gated_delta(candidate) for candidate in weight_sites if candidate.layer == 0)
+        site.layer and not any(_is_in_gated_delta_net(candidate) for candidate in weight_sites if candidate.layer == 0)
     ):
         return 1 if core is None else 0
     return core.heads * core.qk_dim // site.tensor.shape[0]

@@ -223,7 +223,7 @@ def metal(fields: Fields) -> Scheme:
     fields.ignore("dequantize")
     bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
     fields.one_of("bits", bits, 2, 4, 8)
-    return _converted(fields, f"metal-int{bits}-g{group}", Metal(bits, group))
+    return _scheme_of_linears_and_head(fields, f"metal-int{bits}-g{group}", Metal(bits, group))
 
 
 def higgs(fields: Fields) -> Scheme:
@@ -231,7 +231,7 @@ def higgs(fields: Fields) -> Scheme:
     fields.ignore("hadamard_size", "p", "tune_metadata")
     bits, group = fields.get("bits", 4), fields.group("group_size", 256) or 256
     fields.one_of("bits", bits, 2, 3, 4)
-    return _converted(fields, f"higgs-int{bits}-g{group}", Higgs(bits, group))
+    return _scheme_of_linears_and_head(fields, f"higgs-int{bits}-g{group}", Higgs(bits, group))
 
 
 def gemma(c: Fields) -> Scheme:
@@ -251,11 +251,11 @@ def gemma(c: Fields) -> Scheme:
         fields.all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         groups.append(Group(StaticRange(module_bits), named_modules))
-    scheme = _converted(c, f"gemma-int{bits}", StaticRange(bits))
+    scheme = _scheme_of_linears_and_head(c, f"gemma-int{bits}", StaticRange(bits))
     return replace(scheme, groups=(*groups, *scheme.groups))
 
 
-def _converted(fields: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
+def _scheme_of_linears_and_head(fields: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` and the head, except the listed modules."""
     excluded_modules = ModuleList(fields.union("modules_to_not_convert"), field="modules_to_not_convert")
     is_stated = fields.get("modules_to_not_convert") is not None

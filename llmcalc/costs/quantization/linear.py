@@ -85,7 +85,7 @@ class LinearScheme(Scheme):
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
         for site in weight_sites:
-            linear_format = self._format_of(site)
+            linear_format = self._format_of_tensor(site)
             if linear_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
@@ -101,7 +101,7 @@ class LinearScheme(Scheme):
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format_of(self, weight_site: WeightSite) -> LinearFormat | None:
+    def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
         """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
         experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
         is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"

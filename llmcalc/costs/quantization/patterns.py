@@ -72,7 +72,7 @@ class ModuleList:
                 )
         self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for entry in self.entries:
-            for text in _without_fusion(entry):
+            for text in _unfused_entries(entry):
                 test = self._pattern_test(text, field)
                 if test is None:
                     self._plain.setdefault(text, entry)
@@ -148,7 +148,7 @@ class ModuleList:
         return [entry for entry in self.entries if entry not in self.used and not NEVER_CONVERTED.search(entry)]
 
 
-def _without_fusion(entry: str) -> Iterator[str]:
+def _unfused_entries(entry: str) -> Iterator[str]:
     """Yields an entry, and the entries of its parts if it names a fused layer."""
     yield entry
     for fused_name, part_names in FUSED.items():

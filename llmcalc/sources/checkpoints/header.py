@@ -86,7 +86,7 @@ class BoundedReader:
 
         Raises `InputError` if fewer bytes are left, or if a header may not have as many.
         """
-        self._pass(byte_count, field)
+        self._check_bytes_left(byte_count, field)
         self.bytes_read += byte_count
         if self.bytes_read > LARGEST_HEADER:
             raise InputError(
@@ -100,7 +100,7 @@ class BoundedReader:
 
     def skip(self, byte_count: int, field: str) -> None:
         """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
-        self._pass(byte_count, field)
+        self._check_bytes_left(byte_count, field)
         self.file.seek(byte_count, 1)
 
     def skip_texts(self, text_count: int, field: str) -> None:
@@ -110,7 +110,7 @@ class BoundedReader:
             if len(pending) - position < 8:
                 pending, position = pending[position:] + self.take(min(_PART, self.size - self.at), field), 0
             if len(pending) - position < 8:
-                self._pass(self.size, field)  # raises: the file ends here
+                self._check_bytes_left(self.size, field)  # raises: the file ends here
             length = int.from_bytes(pending[position : position + 8], "little")
             position += 8 + length
             if position > len(pending):
@@ -119,7 +119,7 @@ class BoundedReader:
         self.file.seek(position - len(pending), 1)
         self.at += position - len(pending)
 
-    def _pass(self, byte_count: int, field: str) -> None:
+    def _check_bytes_left(self, byte_count: int, field: str) -> None:
         if not 0 <= byte_count <= self.size - self.at:
             raise InputError(
                 f"{self.where}: {field[:80]}: {byte_count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "

@@ -132,11 +132,11 @@ class Config:
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
         if names not in self._names:
-            self._names[names] = self._aliased(names)
+            self._names[names] = self._aliased_value(names)
         self.fields_read.update(self._names[names])
         return self._names[names]
 
-    def _aliased(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _aliased_value(self, names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [name for name in names if name not in self.unread]
         alias_names = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [

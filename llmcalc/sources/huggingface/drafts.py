@@ -70,7 +70,7 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         draft_type = projector if projector in ("dspark", "domino") else draft_type
     if draft_type:
         return _flattened_config(config, draft_type), []
-    _require_whole(config, name)
+    _require_described_draft(config, name)
     if _is_eagle(config):
         return _flattened_config(config, "eagle"), [
             f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
@@ -105,7 +105,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     }
 
 
-def _require_whole(config: Mapping[str, Any], name: str) -> None:
+def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
     """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     if OTHER_CLASS.search(name):

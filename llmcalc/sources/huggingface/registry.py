@@ -147,7 +147,7 @@ def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]
     name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
-    code_kind = _kind_of_code(config_data, name)
+    code_kind = _type_of_repository_code(config_data, name)
     if code_kind:
         return {**config_data, "model_type": code_kind}, []
     kind = kind_of_class(name) if name else ""
@@ -173,7 +173,7 @@ def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]
     return config_data, []
 
 
-def _kind_of_code(config_data: Mapping[str, Any], name: str) -> str:
+def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
 
     name: the name of the class.
@@ -183,10 +183,10 @@ def _kind_of_code(config_data: Mapping[str, Any], name: str) -> str:
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
-    return next(kinds, "") or _kind_of_fields(config_data)
+    return next(kinds, "") or _type_of_code_fields(config_data)
 
 
-def _kind_of_fields(config_data: Mapping[str, Any]) -> str:
+def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
     return next(
         (
@@ -224,7 +224,7 @@ def model_types() -> list[str]:
 
 
 @cache
-def _find_new() -> None:
+def _add_unlisted_families() -> None:
     """Adds the families of files that `FILES` does not list yet."""
     for file in family_files():
         if file not in FILES:
@@ -265,10 +265,10 @@ def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | N
     Raises `InputError`, which lists near names, for an unknown model type.
     """
     if model_type not in FILE_OF:
-        _find_new()
+        _add_unlisted_families()
     if model_type not in FILE_OF:
         suggestion = suggest(model_type, model_types())
-        alternative = _without_family({"model_type": model_type} if config is None else config)
+        alternative = _unsupported_type_advice({"model_type": model_type} if config is None else config)
         raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({alternative})")
     return families_in(FILE_OF[model_type])[model_type]
 
@@ -298,7 +298,7 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     return not name and stated_type in unsupported_classes["language"]
 
 
-def _without_family(config: Mapping[str, Any]) -> str:
+def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     """Returns advice, for a message, on what to do with a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
@@ -330,7 +330,7 @@ def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str
     text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _kind_of_fields(section) or usual_name(text_type)
+    text_type = _type_of_code_fields(section) or usual_name(text_type)
     architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates:
         architectures = {"architectures": []}
@@ -425,7 +425,7 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
-def _projected(
+def _wrapped_model(
     wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
@@ -494,7 +494,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Readin
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     projection = family_of(wrapper).projection
     if projection is not None:
-        wrapper, wrapper_config, size = _projected(wrapper, wrapper_config, *projection)
+        wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
         model["head"] = {"type": "projection", "size": size, "bias": True}
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers

@@ -82,12 +82,12 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
 
 def weight(difference: Difference) -> int:
     """Returns the number of values that differ; a part that only one spec has counts with all its fields."""
-    return max(_values_of(difference[1]), _values_of(difference[2]))
+    return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _values_of(value: Any) -> int:
+def _field_values(value: Any) -> int:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_values_of, children))
+    return 1 + sum(map(_field_values, children))
 
 
 def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:

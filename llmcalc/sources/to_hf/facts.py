@@ -66,7 +66,7 @@ class Facts:
         return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
+    def _first_values(self) -> dict[str, Any]:
         """Returns by field name the first value other than None among the components; None if no component sets it."""
         values: dict[str, Any] = {}
         for part in self.parts:
@@ -77,9 +77,9 @@ class Facts:
 
     def named(self, name: str) -> Any:
         """Returns a field's first value other than None among the components; None if no component sets it."""
-        if name not in self._values:
+        if name not in self._first_values:
             raise Absent
-        return self._values[name]
+        return self._first_values[name]
 
     def find(self, cls: type[Any], *, condition: Any = lambda part: True) -> Any:
         """Returns the first component of a class that meets the condition."""
@@ -199,10 +199,10 @@ class Facts:
 
     def kinds(self, **family_words: str) -> list[str]:
         """Returns the kind of each layer as in `layer_types`. family_words: a family's own names for the kinds."""
-        return [family_words.get(layer_kind, layer_kind) for layer_kind in self._kinds]
+        return [family_words.get(layer_kind, layer_kind) for layer_kind in self._layer_kind_names]
 
     @cached_property
-    def _kinds(self) -> list[str]:
+    def _layer_kind_names(self) -> list[str]:
         return [kind_of(mixer) for mixer in self.mixers]
 
 

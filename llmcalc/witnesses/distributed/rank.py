@@ -198,7 +198,7 @@ class Rank:
             name: self.mesh[name] for name in names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
-        self.ends: Any | None = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
+        self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
         self.peaks: dict[str, int] = {}
 
@@ -248,7 +248,7 @@ class Rank:
         if self.mode.log is not None:
             self.mode.log.append(f"--- {phase}")
 
-    def _ends(self) -> Any:
+    def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
         layout, own_group = self.job.layout, None
         for tp in range(layout.tp):

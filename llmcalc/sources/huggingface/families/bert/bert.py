@@ -154,7 +154,7 @@ def _albert(config: Config) -> Table:
 
 def _fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
-    block = {"attention": {"type": "fourier"}, **_network(config)}
+    block = {"attention": {"type": "fourier"}, **_network_fields(config)}
     width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": width}
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
@@ -218,10 +218,10 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         config.must("position_embedding_type", "absolute")
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network(config, norm)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network_fields(config, norm)}
 
 
-def _network(config: Config, norm: Table | None = None) -> Table:
+def _network_fields(config: Config, norm: Table | None = None) -> Table:
     """Returns the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),

@@ -27,9 +27,12 @@ def _neomme(config: Config) -> Table:
     if "full" not in layer_kinds:
         raise config.wrong("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
-    positions = {"full": _positions(config, "full", 0.25, 1e6), "sliding": _positions(config, "sliding", 1.0, 1e4)}
+    positions = {
+        "full": _rotary_positions(config, "full", 0.25, 1e6),
+        "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
+    }
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, distance) in enumerate(zip(layer_kinds, _distances(config, layer_kinds), strict=True)):
+    for i, (layer_kind, distance) in enumerate(zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)):
         mixer: Table = {"position": positions[layer_kind]}
         name = layer_kind
         if distance is not None:
@@ -68,7 +71,7 @@ def _neomme(config: Config) -> Table:
     return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
 
 
-def _positions(config: Config, layer_kind: str, share: float, theta: float) -> Table:
+def _rotary_positions(config: Config, layer_kind: str, share: float, theta: float) -> Table:
     """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
     table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{layer_kind}_attention")}
     rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
@@ -81,7 +84,7 @@ def _positions(config: Config, layer_kind: str, share: float, theta: float) -> T
     return table
 
 
-def _distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
+def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
     """Returns the number of tokens on each side that each layer attends to; None for all tokens."""
     short = config.maybe("sliding_window")
     is_listed = config.has("per_layer_config")

@@ -35,7 +35,7 @@ def _ultrabert(config: Config) -> Table:
         position=rope(config, kind="full_attention"),
         **biases(config.flag("attention_bias"), *QKVO),
     )
-    layer_kinds, window = _layers(config, depth)
+    layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
     block = {
         "attention": mixer,
@@ -59,7 +59,7 @@ def _ultrabert(config: Config) -> Table:
     return encoder(config, block, {**stack, "final_norm": norm}, head, {}, answers=2)
 
 
-def _layers(config: Config, depth: int) -> tuple[list[str], int]:
+def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
     """Returns the kind of each layer and the distance that window layers see, from either form of the config."""
     layer_kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:

@@ -13,7 +13,7 @@ from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
 from .deepseek import ROUTING, deepseek, routed
 
 
-def _experts(config: Config, names: list[str]) -> Table:
+def _routed_experts(config: Config, names: list[str]) -> Table:
     bias = config.flag("mlp_bias")
     config.size("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
@@ -21,7 +21,7 @@ def _experts(config: Config, names: list[str]) -> Table:
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
-    return _experts(
+    return _routed_experts(
         config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * config.size("num_hidden_layers"))
     )
 
@@ -42,7 +42,7 @@ def _unlimited_ocr_text(config: Config) -> Table:
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
     default = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    return _experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
+    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
 
 
 COMMON: dict[str, Any] = {

@@ -50,11 +50,13 @@ def _dots3_note_text(config: Config) -> Table:
     }
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_ranges(config, depth), layer_tables), (_networks(config, depth), network_kinds))
+    stack = combined_kinds(
+        (_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), network_kinds)
+    )
     return decoder(config, block, norm, stack=stack)
 
 
-def _ranges(config: Config, depth: int) -> list[str]:
+def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
     selects = config.get("use_dsa")
     full_kind = "full" if selects is False else "indexed"
@@ -66,7 +68,7 @@ def _ranges(config: Config, depth: int) -> list[str]:
     return [name if name == "sliding" else full_kind for name in names]
 
 
-def _networks(config: Config, depth: int) -> list[str]:
+def _network_kinds(config: Config, depth: int) -> list[str]:
     """Returns the kind of each layer's network; `moe_layer_freq` is an interval, or has a number for every layer."""
     first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
     expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None

@@ -15,7 +15,7 @@ from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGR
 
 
 def _deepseek_v32(config: Config) -> Table:
-    return _sparse(config, ["full"] * config.size("num_hidden_layers"))
+    return _sparse_attention_model(config, ["full"] * config.size("num_hidden_layers"))
 
 
 def _glm_moe_dsa(config: Config) -> Table:
@@ -26,7 +26,7 @@ def _glm_moe_dsa(config: Config) -> Table:
             config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    return _sparse(config, choices)
+    return _sparse_attention_model(config, choices)
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
@@ -48,7 +48,7 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 
-def _sparse(config: Config, choices: list[str]) -> Table:
+def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("mlp_bias", False)
     norm, indexer = (

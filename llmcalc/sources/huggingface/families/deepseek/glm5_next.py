@@ -63,7 +63,7 @@ def _glm5_next_text(config: Config) -> Table:
         for mixer in mixers
         for network in network_kinds
     }
-    names = [f"{mixer}_{network}" for mixer, network in zip(_mixers(config, depth), networks, strict=True)]
+    names = [f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)]
     stack = stack_of_kinds(layer_tables, names)
     stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
     return decoder(config, stack["block"], norm, stack=stack)
@@ -97,7 +97,7 @@ def _linear_attention(config: Config) -> Table:
     return table
 
 
-def _mixers(config: Config, depth: int) -> list[str]:
+def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns the kind of each layer's attention: `linear`, or latent with an indexer (`full`) or without (`shared`).
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.

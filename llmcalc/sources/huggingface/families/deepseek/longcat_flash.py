@@ -40,10 +40,10 @@ def longcat_flash(config: Config) -> Table:
         "norm_placement": "pre",
     }
     uncounted_prediction(config)
-    return decoder(config, layer, norm, stack={"num_hidden_layers": _depth(config)})
+    return decoder(config, layer, norm, stack={"num_hidden_layers": _layer_count(config)})
 
 
-def _depth(config: Config) -> int:
+def _layer_count(config: Config) -> int:
     """Returns the number of layers of the class, each of which counts as two in `num_hidden_layers`.
 
     If a config has both fields, `num_hidden_layers` is used.

@@ -28,7 +28,7 @@ def _mistral_large4_text(config: Config) -> Table:
         "position_scale": True,
     }
     mixer = mla(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
-    positions = _positions(config, depth)
+    positions = _position_kinds(config, depth)
     position_kinds: Table = {
         "rope": {},
         "nope": {
@@ -38,7 +38,7 @@ def _mistral_large4_text(config: Config) -> Table:
         },
     }
     choices = indexer_kinds(config, depth)
-    sharing = _latents(config, positions)
+    sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed(config, other_names=("num_experts", "num_local_experts"))
     block = {
@@ -62,7 +62,7 @@ def _mistral_large4_text(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables), (networks, network_kinds)))
 
 
-def _positions(config: Config, depth: int) -> list[str]:
+def _position_kinds(config: Config, depth: int) -> list[str]:
     """Returns for each layer `rope`, or `nope` for a layer without positions."""
     interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
@@ -73,7 +73,7 @@ def _positions(config: Config, depth: int) -> list[str]:
     return ["rope" if flag else "nope" for flag in has_positions[:depth]]
 
 
-def _latents(config: Config, positions: list[str]) -> list[str]:
+def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
     """Returns for each layer `computed`, or `shared` if it uses the latents of a lower layer."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(positions)
@@ -90,12 +90,12 @@ def _latents(config: Config, positions: list[str]) -> list[str]:
     return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
 
-def _rotated(model_facts: Facts) -> Any:
+def _rotary_attention(model_facts: Facts) -> Any:
     """Returns the attention of a layer with RoPE."""
     return model_facts.find(MLA, condition=lambda part: not part.mla_use_nope)
 
 
-def _sources(model_facts: Facts) -> list[int]:
+def _latent_source_layers(model_facts: Facts) -> list[int]:
     """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
     computed: dict[bool, int] = {}
     sources = []
@@ -160,10 +160,10 @@ FAMILIES = {
         },
         writes={
             **UNGROUPED_LATENT_WRITES,
-            "qk_nope_head_dim": lambda s: _rotated(s).qk_nope_head_dim,
-            "qk_rope_head_dim": lambda s: _rotated(s).qk_rope_head_dim,
+            "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
+            "qk_rope_head_dim": lambda s: _rotary_attention(s).qk_rope_head_dim,
             "no_rope_layers": lambda s: [0 if mixer.mla_use_nope else 1 for mixer in s.mixers],
-            "kv_source_layers": _sources,
+            "kv_source_layers": _latent_source_layers,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=MODULES,

@@ -17,14 +17,14 @@ from ...registry import config_of, family_of
 
 def _assistant(config: Config) -> Table:
     """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no wider networks."""
-    return _draft(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
+    return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
 def _unified_assistant(config: Config) -> Table:
-    return _draft(config, "gemma4_unified_text", {})
+    return _draft_model(config, "gemma4_unified_text", {})
 
 
-def _draft(config: Config, draft_type: str, only: dict[str, Any]) -> Table:
+def _draft_model(config: Config, draft_type: str, only: dict[str, Any]) -> Table:
     """Reads a draft. draft_type: the model type of its layers.
 
     only: fields of theirs with the value that the class takes.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _widths(config: Config, depth: int) -> list[int]:
+def _ffn_widths(config: Config, depth: int) -> list[int]:
     """Returns the FFN width of each layer."""
     field_value = config.get("intermediate_size")
     if not isinstance(field_value, list):
@@ -59,7 +59,7 @@ def _gemma3n(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _widths(config, depth), strict=True)):
+    for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"

@@ -69,7 +69,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     return layers
 
 
-def _layers(config: Config, layer_kinds: list[str], wider: str) -> Table:
+def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) -> Table:
     """Returns the fields of the stack with its layer variants, and the name of each layer's variant.
 
     wider: the FFN of twice the width in layers with shared keys and values.
@@ -136,7 +136,7 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
             ),
             "dense": dense_network,
         }
-    stack = _layers(config, layer_kinds, "dense" if experts else "feed_forward")
+    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
     if per_layer:
         width = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _side_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
     section = config.get(name)
     section = {} if section is None else dict(config.table(name))
@@ -61,7 +61,7 @@ def _side_stack(config: Config, name: str, has_cross_attention: bool = False) ->
 
 
 def _t5gemma(config: Config) -> Table:
-    encoder_config, encoder = _side_stack(config, "encoder")
+    encoder_config, encoder = _config_and_stack(config, "encoder")
     if not config.flag("is_encoder_decoder"):
         model_sizes = {
             "vocab_size": encoder_config.size("vocab_size"),
@@ -72,9 +72,9 @@ def _t5gemma(config: Config) -> Table:
             **model_sizes,
             "tie_word_embeddings": False,
             "encoder": encoder,
-            "head": _head(config) if config.head == "classification" else {"type": "none"},
+            "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
-    decoder_config, decoder = _side_stack(config, "decoder", has_cross_attention=True)
+    decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
     width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
     encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
     model_sizes = {
@@ -85,7 +85,7 @@ def _t5gemma(config: Config) -> Table:
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
-        "head": _head(config),
+        "head": _token_classifier(config),
     }
 
 
@@ -123,7 +123,7 @@ def _t5gemma2(config: Config) -> Table:
         "tie_word_embeddings": is_tied,
         "encoder": encoder,
         "decoder": decoder,
-        "head": _head(config),
+        "head": _token_classifier(config),
     }
     if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
@@ -175,7 +175,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
     }
 
 
-def _head(config: Config) -> Table:
+def _token_classifier(config: Config) -> Table:
     """Returns a classifier that scores every token, with a bias."""
     return head_table(config, None, {"over": "token"})
 
@@ -229,7 +229,7 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _side_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
+def _stack_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = present(getattr(model_facts.spec, stack_name))
     side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
@@ -270,8 +270,8 @@ FAMILIES = {
         WHOLE,
         IGNORED,
         writes={
-            "encoder": lambda s: _side_config(s, "encoder"),
-            "decoder": lambda s: _side_config(s, "decoder"),
+            "encoder": lambda s: _stack_config(s, "encoder"),
+            "decoder": lambda s: _stack_config(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),

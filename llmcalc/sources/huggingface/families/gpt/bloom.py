@@ -104,7 +104,7 @@ OF_ATTENTION = frozenset(
 )
 
 
-def _groups_or_norms(model_facts: Facts) -> bool:
+def _is_newer_decoder(model_facts: Facts) -> bool:
     """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
     return model_facts.layers[0].parallel == "separate" or model_facts.usual("num_key_value_heads") not in (
         1,
@@ -122,7 +122,7 @@ def _every_head(op: Op) -> Op:
     return replace(op, width=0) if isinstance(op, KVCache) else op
 
 
-def _grouped(spec: ModelSpec) -> bool:
+def _has_grouped_queries(spec: ModelSpec) -> bool:
     """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
     return (
@@ -137,7 +137,7 @@ KEEPS_EVERY_HEAD = Deviation(
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
     follow=_every_head,
-    when=_grouped,
+    when=_has_grouped_queries,
 )
 
 
@@ -211,7 +211,7 @@ FAMILIES = {
         aliases={"hidden_size": "n_embed"},
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
-            "new_decoder_architecture": _groups_or_norms,
+            "new_decoder_architecture": _is_newer_decoder,
             "num_ln_in_parallel_attn": _norms,
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,

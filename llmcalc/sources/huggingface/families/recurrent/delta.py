@@ -56,7 +56,7 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     }
 
 
-def _qwen(config: Config, expert_flags: list[bool]) -> Table:
+def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     """Returns a model of Qwen's layers: `linear` or `full`, with or without `_moe`.
 
     expert_flags: whether each has experts.
@@ -102,10 +102,10 @@ def _qwen(config: Config, expert_flags: list[bool]) -> Table:
     mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
     names = [layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixing, expert_flags, strict=True)]
     stack = stack_of_kinds(layer_tables, names)
-    return decoder(config, stack["block"], norm, stack=stack, **_prediction(config, names))
+    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, names))
 
 
-def _prediction(config: Config, names: list[str]) -> Table:
+def _prediction_module(config: Config, names: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a layer of full attention."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     full_kind = next((name for name in reversed(names) if name.startswith("full")), None)
@@ -124,7 +124,7 @@ def _qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
-    return _qwen(
+    return _qwen_decoder(
         config,
         [
             experts and i not in dense_layers and (i + 1) % expert_interval == 0
@@ -134,11 +134,11 @@ def _qwen3_next(config: Config) -> Table:
 
 
 def _qwen3_5(config: Config) -> Table:
-    return _qwen(config, [False] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [False] * config.size("num_hidden_layers"))
 
 
 def _qwen3_5_moe(config: Config) -> Table:
-    return _qwen(config, [True] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [True] * config.size("num_hidden_layers"))
 
 
 OUTSIDE = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
-def _mixers(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
+def _mixer_tables(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
     full_attention = attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **fields)
     return {
         "conv": {
@@ -61,7 +61,7 @@ def _lfm2(config: Config) -> Table:
     )
     block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {name: {**block, "attention": mixer} for name, mixer in _mixers(config, norm).items()}, names
+        {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, names
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 
@@ -86,7 +86,7 @@ def _lfm2_moe(config: Config) -> Table:
             "norm": norm,
             "norm_placement": "pre",
         }
-        for mixer, table in _mixers(config, norm).items()
+        for mixer, table in _mixer_tables(config, norm).items()
         for network in networks
     }
     config.texts("layer_types")  # the class has no default for layer_types
@@ -101,7 +101,7 @@ def _lfm2_moe(config: Config) -> Table:
 def _lfm3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixers(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    mixers = _mixer_tables(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
         **({} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),

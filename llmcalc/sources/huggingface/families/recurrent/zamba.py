@@ -45,7 +45,7 @@ ZAMBA2 = [
 ]
 
 
-def _stacked(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
+def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
     """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(names) != depth:
@@ -77,7 +77,7 @@ def _stacked(config: Config, mixer: Table, block: Table, names: list[str], block
     )
 
 
-def _attention(config: Config, position: Table | None) -> Table:
+def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose heads together have twice the width of the model, like its input."""
     double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
     if (config.maybe("attention_hidden_size") or double_width) != double_width:
@@ -116,7 +116,9 @@ def _zamba(config: Config) -> Table:
         if layer_types is None
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
-    return _stacked(config, mixer, {"attention": _attention(config, None), "feed_forward": glu(config)}, names, 1)
+    return _hybrid_decoder(
+        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, names, 1
+    )
 
 
 def _zamba2(config: Config) -> Table:
@@ -147,7 +149,7 @@ def _zamba2(config: Config) -> Table:
             config.get("attention_head_dim"),
             f"2 × hidden_size / num_attention_heads = {double_head_dim}",
         )
-    shared_attention = _attention(config, rope(config) if config.flag("use_mem_rope") else None)
+    shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
         ids = config.sizes("hybrid_layer_ids")
         if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
@@ -174,7 +176,7 @@ def _zamba2(config: Config) -> Table:
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _stacked(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
 COMMON: Table = {
@@ -218,7 +220,7 @@ OTHER = IGNORED | {
 }
 
 
-def _hybrids(model_facts: Facts) -> list[str]:
+def _layer_kinds(model_facts: Facts) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
     return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_facts.layers]
 
@@ -238,7 +240,7 @@ def _shared_blocks(model_facts: Facts) -> int:
 
 ZAMBA_WRITES: Writes = {
     **MAMBA_WRITES,
-    "layers_block_type": _hybrids,
+    "layers_block_type": _layer_kinds,
     "n_mamba_heads": state_space_field("num_heads"),
     "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
     "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,

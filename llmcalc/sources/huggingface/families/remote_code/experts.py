@@ -264,7 +264,7 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_layout(config, name, depth, default) for name, default in LAYOUTS.items())
+    rotary, window_flags = (_expert_flags(config, name, depth, default) for name, default in LAYOUTS.items())
     window = config.maybe("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
@@ -283,7 +283,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
+def _expert_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
     """Returns for each layer 1 if it has experts, else 0, from a list in the config."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:

@@ -48,10 +48,10 @@ def _text_of_version(config: Config, first_version: float) -> Table:
         version_number = None
     if version_number not in TEXT_OF_VERSION:
         raise config.wrong("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    return _text_as(config, TEXT_OF_VERSION[version_number], config.data)
+    return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
 
 
-def _text_as(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
+def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the text model that the fields describe, read under the given model type."""
     family = family_of(model_type)
     text = config_of({**fields, "architectures": []}, model_type, family, config.head, config.where)
@@ -70,7 +70,7 @@ def _moondream(config: Config) -> Table:
     config.must("config", None, {})
     config.notes.append(f"vision: {NOT_COUNTED}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
-    return _text_as(config, "phi", stated_fields)
+    return _text_of_type(config, "phi", stated_fields)
 
 
 NOT_COUNTED = "its encoder is not counted"

@@ -20,8 +20,8 @@ def _kimi_k3(config: Config) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("num_key_value_heads", None, config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixers = _mixers(config, depth)
-    experts, block_size = _experts(config), config.maybe("attn_res_block_size")
+    mixers = _attention_mixers(config, depth)
+    experts, block_size = _latent_experts(config), config.maybe("attn_res_block_size")
     base: Table = {"norm": norm, "norm_placement": "pre", "attention": mixers.linear, "feed_forward": experts}
     changes: dict[str, Table] = {
         "linear": {},
@@ -58,7 +58,7 @@ class _Mixers(NamedTuple):
     kinds: list[str]
 
 
-def _mixers(config: Config, depth: int) -> _Mixers:
+def _attention_mixers(config: Config, depth: int) -> _Mixers:
     """Returns Kimi delta attention, latent attention, and the kind of attention of each layer."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
@@ -80,7 +80,7 @@ def _mixers(config: Config, depth: int) -> _Mixers:
     return _Mixers(linear, full, layer_kinds)
 
 
-def _experts(config: Config) -> Table:
+def _latent_experts(config: Config) -> Table:
     """Returns routed experts on a latent of another width, and the shared experts as one network."""
     width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")

@@ -38,7 +38,7 @@ def _hf_olmo(config: Config) -> Table:
         stack["embedding_norm"] = norm
     block = {
         "attention": mixer,
-        "feed_forward": _network(config, bias),
+        "feed_forward": _feed_forward(config, bias),
         "norm": norm,
         "norm_placement": "output" if config.flag("norm_after") else "pre",
     }
@@ -67,7 +67,7 @@ def _kv_heads(config: Config) -> int:
     return stated_heads
 
 
-def _network(config: Config, bias: bool) -> Table:
+def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")

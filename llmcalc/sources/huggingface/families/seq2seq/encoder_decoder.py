@@ -25,8 +25,10 @@ def _encoder_decoder(config: Config) -> Table:
     layer_tables = {name: _model_type(config, name, fields) for name, fields in sections.items()}
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
     encoder, decoder = (
-        _model(config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
-        _model(config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}),
+        _section_model(config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
+        _section_model(
+            config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
+        ),
     )
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.wrong("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")
@@ -54,7 +56,7 @@ def _model_type(config: Config, name: str, fields: Mapping[str, Any]) -> str:
     return usual_name(model_type)
 
 
-def _model(config: Config, name: str, model_type: str, fields: Mapping[str, Any]) -> Table:
+def _section_model(config: Config, name: str, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the model that a section of the config describes."""
     family = family_of(model_type, f"{name}.", fields)
     if family.read is None:

@@ -102,7 +102,7 @@ DROPOUT = DropoutFields(
 )
 
 
-def _family(context_length: int) -> Family:
+def _family_of_version(context_length: int) -> Family:
     """Returns the record of a version. context_length: the default of its `max_position_embeddings`."""
     return Family(
         _seamless,
@@ -130,4 +130,4 @@ def _family(context_length: int) -> Family:
     )
 
 
-FAMILIES = {"seamless_m4t": _family(1024), "seamless_m4t_v2": _family(4096)}
+FAMILIES = {"seamless_m4t": _family_of_version(1024), "seamless_m4t_v2": _family_of_version(4096)}

@@ -40,7 +40,7 @@ def _moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixers = {stack_name: _mixer(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
+    mixers = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -75,7 +75,7 @@ def _moonshine(config: Config) -> Table:
     }
 
 
-def _mixer(config: Config, stack_name: str, hidden: int) -> Table:
+def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack; it has as many key/value heads as query heads."""
     heads = config.size(f"{stack_name}_num_attention_heads")
     kv_heads = config.maybe(f"{stack_name}_num_key_value_heads")

@@ -37,7 +37,7 @@ def _speecht5(config: Config) -> Table:
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
         "num_hidden_layers": depths["encoder"],
-        "stem": _stem(config, hidden),
+        "stem": _stem_convolutions(config, hidden),
         "position": {"type": "sinusoidal"},
         "embedding_norm": norm,
         "relative_keys": {"max_distance": distance, "head_dim": head_dims["encoder"]},
@@ -64,7 +64,7 @@ def _speecht5(config: Config) -> Table:
     }
 
 
-def _stem(config: Config, hidden: int) -> Table:
+def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     convolution_count = len(lists["dim"])

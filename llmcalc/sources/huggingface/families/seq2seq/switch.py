@@ -40,7 +40,7 @@ def _switch(config: Config) -> Table:
     }  # the number of layers, whatever num_hidden_layers says
     table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_bias(config))
     for stack_name, expert_interval in {
-        stack_name: _step(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
+        stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
         if stack_name in table:
             table[stack_name] |= _sparse_stack(
@@ -49,7 +49,7 @@ def _switch(config: Config) -> Table:
     return table
 
 
-def _step(config: Config, stack_name: str, depth: int) -> int:
+def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
     """Returns the interval at which layers have experts, from the config's number of evenly spread such layers."""
     sparse_layers = config.count(f"num_sparse_{stack_name}_layers")
     if config.has(f"{stack_name}_sparse_step"):
@@ -110,15 +110,15 @@ OF_EXPERTS = frozenset(
 )
 
 
-def _sparse(model_facts: Facts, stack_name: str) -> list[int]:
+def _expert_layers(model_facts: Facts, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = present(getattr(model_facts.spec, stack_name))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
-def _sparse_step(model_facts: Facts, stack_name: str) -> int:
+def _written_expert_interval(model_facts: Facts, stack_name: str) -> int:
     """Returns the config's interval at which layers have experts; 0 for none."""
-    sparse_layers = _sparse(model_facts, stack_name)
+    sparse_layers = _expert_layers(model_facts, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
 
@@ -139,8 +139,8 @@ FAMILIES = {
         unread=t5.UNREAD | {"head_dim"},
         writes={
             **T5_WRITES,
-            "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")),
-            "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
+            "num_sparse_encoder_layers": lambda s: len(_expert_layers(s, "encoder")),
+            "num_sparse_decoder_layers": lambda s: len(_expert_layers(s, "decoder")),
             "dense_act_fn": lambda s: s.network.hidden_act,
         },
         quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
@@ -169,8 +169,8 @@ FAMILIES = {
         aliases=bart.ALIASES,
         writes={
             **SIDES_WRITES,
-            "encoder_sparse_step": lambda s: _sparse_step(s, "encoder"),
-            "decoder_sparse_step": lambda s: _sparse_step(s, "decoder"),
+            "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
+            "decoder_sparse_step": lambda s: _written_expert_interval(s, "decoder"),
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),

@@ -67,7 +67,7 @@ def _bias_buckets(config: Config) -> list[int]:
     return bucket_counts
 
 
-def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
+def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     """Returns the argument of the class that has the boxes of the words."""
     return {"bbox": ("batch", "seq", 4)}
 
@@ -104,7 +104,7 @@ FAMILIES = {
             "relative_bias_args": _written_biases,
             "max_2d_position_embeddings": lambda s: present(s.first.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(reads_values=EVERY, more_inputs=_boxes),
+        quirks=Quirks(reads_values=EVERY, more_inputs=_box_arguments),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",
