@@ -164,7 +164,9 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        formats = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
+        formats = [
+            DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
+        ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")

@@ -83,7 +83,7 @@ def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) 
 
 def _letters_and_digits(name: str) -> str:
     """Returns the letters and digits of a name, in lower case."""
-    return "".join(c for c in name.lower() if c.isalnum())
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def near_to(name: str, names: Iterable[str]) -> str:

@@ -138,8 +138,8 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for part in self.on_output():
-            part.check_output(output)
+        for component in self.on_output():
+            component.check_output(output)
         check_widths(self.towers)
         return self
 
@@ -262,7 +262,7 @@ class ModelSpec(Part):
     def on_output(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
-        return [part for part in parts if part is not None]
+        return [component for component in parts if component is not None]
 
     @property
     def top_size(self) -> int | None:
@@ -308,8 +308,8 @@ class ModelSpec(Part):
 
         flow: what records it, a new one by default.
         """
-        f = Flow() if flow is None else flow
-        f.dropouts = {} if self.dropout is None else self.dropout.probabilities()
+        recorder = Flow() if flow is None else flow
+        recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         rows = (
             vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
@@ -317,34 +317,38 @@ class ModelSpec(Part):
         embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._reads_own_input:
-            table = f.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.reads_no_embedding:
-            table = f.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
             source_rows = self._source_rows if has_two_stacks else TOKENS
             role = self._weight_role("embed_tokens")
-            x, table = f.table("embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=role)
+            x, table = recorder.table("embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=role)
         if self.unused_embedding is not None:
-            f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        x = x if has_two_stacks else self._projected_embeddings(f, x, hidden)
+            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
+        x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden)
         for stack_name, stack in self.stacks():
-            f.causal = stack_name == "decoder"
+            recorder.causal = stack_name == "decoder"
             if not has_two_stacks:
-                x = stack.flow(f, x, None if stack.input_size is None else hidden)
+                x = stack.flow(recorder, x, None if stack.input_size is None else hidden)
                 continue
-            x = x if stack_name == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
-            with f.scope(stack_name) as scope:
+            x = (
+                x
+                if stack_name == "encoder"
+                else self._projected_embeddings(recorder, recorder.look_up(table, TOKENS), hidden)
+            )
+            with recorder.scope(stack_name) as scope:
                 if stack_name == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = f.memory = scope.gives = self._encoder_output(f, stack, x)
+                    x = recorder.memory = scope.gives = self._encoder_output(recorder, stack, x)
                 else:
                     scope.reads = x
-                    x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
-        if f.has_output or self.towers:
-            self._record_output(f, x, vocab, hidden, embedding_axis, table)
-        return f
+                    x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
+        if recorder.has_output or self.towers:
+            self._record_output(recorder, x, vocab, hidden, embedding_axis, table)
+        return recorder
 
     @property
     def _reads_own_input(self) -> bool:
@@ -385,9 +389,9 @@ class ModelSpec(Part):
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
         values_read: dict[str, Value] = {}
-        for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
-            if part is not None:
-                values_read[name] = recorder.part(name, part, x, role=part.role, stack=self.main)
+        for name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
+            if component is not None:
+                values_read[name] = recorder.part(name, component, x, role=component.role, stack=self.main)
         if self.pooler is not None:
             recorder.hold(pooled=values_read["pooler"])
         output_states = x
@@ -479,9 +483,9 @@ def _reference_class() -> type[nn.Module]:
                 for name, child in stack_module.named_children():
                     self.add_module(name, child)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
-            for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
-                if part is not None:
-                    self.add_module(name, part.reference(Context(hidden), output_stack))
+            for name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
+                if component is not None:
+                    self.add_module(name, component.reference(Context(hidden), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )

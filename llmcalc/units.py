@@ -55,7 +55,7 @@ def dtype(name: str) -> str:
     plain_name = name.strip().lower().removeprefix("torch.")
     full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
     if full_name not in DTYPE_BITS:
-        formats = [DTYPE_NAMES.get(d, d) for d in DTYPE_BITS]
+        formats = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
         raise InputError(f"unknown dtype '{name}': expected one of {', '.join(formats)}.{suggest(name, formats)}")
     return full_name
 

@@ -215,7 +215,7 @@ def _check_model(model: Any) -> None:
 def _selected_keys(document: Any, keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each of a list of documents."""
     if isinstance(document, list):
-        return [_selected_keys(entry, keys) for entry in document]
+        return [_selected_keys(document_entry, keys) for document_entry in document]
     unknown_keys = [key for key in keys if key not in document]
     if unknown_keys:
         raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")

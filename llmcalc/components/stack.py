@@ -177,8 +177,8 @@ class Stack(Component):
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
         slots, layers = self.slots(), self.kinds()
-        for part in slots.values():
-            part.check_layers(layers)
+        for component in slots.values():
+            component.check_layers(layers)
         for name, layer in layers.items():
             for slot, fields in layer.requires().items():
                 if slot not in slots:
@@ -234,7 +234,7 @@ class Stack(Component):
             "second_stream": self.second_stream,
             "entities": self.entities,
         }
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: component for name, component in parts.items() if component is not None}
 
     def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
@@ -242,8 +242,8 @@ class Stack(Component):
             block.check_place(
                 replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
             )
-        for name, part in self.slots().items():
-            part.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
+        for name, component in self.slots().items():
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
@@ -294,10 +294,10 @@ class Stack(Component):
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
-        for name, part, arguments in slots:
-            if part is not None:  # from here on, every layer reads it under the field's name
-                recorder.memo[name] = recorder.part(name, part, x, **arguments)
-            if name == "relative_bias" and part is not None:
+        for name, component, arguments in slots:
+            if component is not None:  # from here on, every layer reads it under the field's name
+                recorder.memo[name] = recorder.part(name, component, x, **arguments)
+            if name == "relative_bias" and component is not None:
                 for layer in self.kinds().values():
                     layer.attention.share_bias(recorder, x)
         if self.second_stream is not None:
@@ -581,7 +581,7 @@ def _reference_class() -> type[nn.Module]:
                 self.embed_norm = spec.embedding_norm.reference(embedding_context)
             if spec.input_size is not None:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
-            for name, part, arguments in (
+            for name, component, arguments in (
                 ("relative_bias", spec.relative_bias, ()),
                 ("relative_keys", spec.relative_keys, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
@@ -590,8 +590,8 @@ def _reference_class() -> type[nn.Module]:
                 ("second_stream", spec.second_stream, ()),
                 ("entities", spec.entities, ()),
             ):
-                if part is not None:
-                    self.add_module(name, part.reference(model_properties, *arguments))
+                if component is not None:
+                    self.add_module(name, component.reference(model_properties, *arguments))
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
@@ -611,14 +611,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
-        def _optional_modules(self, part: Component | None, model_properties: Context) -> tuple[Any, ...]:
+        def _optional_modules(self, component: Component | None, model_properties: Context) -> tuple[Any, ...]:
             """Builds a component's module as a tuple of one module, empty without the component.
 
             torch does not register modules in a tuple.
             """
-            if part is None:
+            if component is None:
                 return ()
-            module = part.reference(model_properties)
+            module = component.reference(model_properties)
             for name, child in module.named_children():
                 self.add_module(name, child)
             return (module,)

@@ -146,8 +146,8 @@ class CacheSize:
             layers[group] = layers.get(group, 0) + node_position.times
             bits[group] = bits.get(group, 0) + node_position.times * node_position.own_cost(cost)
         return [
-            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(b))
-            for (cache_kind, tokens, width), b in bits.items()
+            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(bit_count))
+            for (cache_kind, tokens, width), bit_count in bits.items()
         ]
 
     @property

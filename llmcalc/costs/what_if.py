@@ -39,7 +39,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         if (head_sizes := _cached_heads(mixer, width)) is not None
     ]
     changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head)]
-    if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
+    if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
         changes.append(
             (ModelChange("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width))
         )

@@ -43,7 +43,7 @@ Shape: TypeAlias = tuple["Axis | Beside", ...]
 
 def extent(shape: Iterable[Axis | Beside]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
-    n: Number = None
+    element_count: Number = None
     for axis in shape:
-        n = axis.size if n is None else n * axis.size
-    return 1 if n is None else n
+        element_count = axis.size if element_count is None else element_count * axis.size
+    return 1 if element_count is None else element_count

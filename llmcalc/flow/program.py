@@ -180,9 +180,13 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
     }
     merged_children = []
     for child in children:
-        counterparts = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in other_nodes}
+        counterparts = {
+            name: next(node for node in nodes if node.name == child.name) for name, (_, _, nodes) in other_nodes
+        }
         different_ops = {
-            name: n.op for name, n in counterparts.items() if n.op is not None and not _are_equal_ops(n.op, child.op)
+            name: node.op
+            for name, node in counterparts.items()
+            if node.op is not None and not _are_equal_ops(node.op, child.op)
         }
         merged_children.append(
             Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child

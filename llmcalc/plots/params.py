@@ -55,19 +55,26 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
             *named_parts,
             ("other", int(parameter_counts.total) - sum(parameter_count for _, parameter_count in named_parts)),
         ):
-            share = parameter_count / int(parameter_counts.total)
-            if not share:
+            total_fraction = parameter_count / int(parameter_counts.total)
+            if not total_fraction:
                 continue
             legend = None if component in labelled_kinds else NAMES.get(component, component)
             labelled_kinds.add(component)
             colour = COMPONENTS.get(component, OTHER)
             ax.barh(
-                row, share, left=bar_start, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend
+                row,
+                total_fraction,
+                left=bar_start,
+                color=colour,
+                height=0.72,
+                edgecolor="white",
+                linewidth=0.8,
+                label=legend,
             )
-            if share >= LEGIBLE:
-                share_text = f"{100 * share:.0f} %"
+            if total_fraction >= LEGIBLE:
+                share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
-                    bar_start + share / 2,
+                    bar_start + total_fraction / 2,
                     row,
                     share_text,
                     ha="center",
@@ -75,7 +82,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                     fontsize=8.5,
                     color=_text_colour(colour),
                 )
-            bar_start += share
+            bar_start += total_fraction
         ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
     ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()

@@ -52,7 +52,7 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for chunks of a stage that are evenly spaced."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    is_even = len({b - a for a, b in pairwise(starts)}) == 1
+    is_even = len({next_start - start for start, next_start in pairwise(starts)}) == 1
     return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
 
 
@@ -304,9 +304,9 @@ def _part_rows(peak: RankMemory) -> list[Row]:
     device = peak.device
 
     def row(name: str, byte_count: int, strong: bool = False, memory_kind: str = "") -> Row:
-        share = byte_count / device.device_bytes
-        bar = None if strong else Bar(share, palette.KINDS.get(memory_kind, palette.OTHER))
-        return Row([name, byte_count, share, bar], 0, strong, is_sum=strong)
+        peak_fraction = byte_count / device.device_bytes
+        bar = None if strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        return Row([name, byte_count, peak_fraction, bar], 0, strong, is_sum=strong)
 
     rows = [
         row(KIND_NAMES[memory_kind], byte_count, memory_kind=memory_kind)

@@ -17,12 +17,12 @@ SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 HUB = "https://huggingface.co/"
 
 
-def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
+def bill_of_materials(lock_entries: Sequence[Locked]) -> dict[str, Any]:
     """Returns the bill of materials: a component with a model card and properties for each model.
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
-    components = [_component_of_model(entry) for entry in entries]
+    components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
     serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
     tool = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
@@ -36,8 +36,8 @@ def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
     }
 
 
-def _component_of_model(entry: Locked) -> dict[str, Any]:
-    locked_values, preset = entry.data, entry.preset
+def _component_of_model(lock_entry: Locked) -> dict[str, Any]:
+    locked_values, preset = lock_entry.data, lock_entry.preset
     architecture = {
         "architectureFamily": locked_values["model_type"] or locked_values["kind"],
         "modelArchitecture": headline(preset.model),

@@ -128,7 +128,10 @@ def _write_plain(value: Fraction) -> int | float:
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
     return Style(
-        latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
+        latex=latex,
+        values={
+            meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
+        },
     )
 
 
@@ -142,8 +145,8 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
             for expression in (formula.expression, formula.in_hidden):
                 used_symbols |= getattr(expression, "free_symbols", set())
     return {
-        m.name: {"field": m.field, "value": _write_plain(Fraction(m.value))}
-        for symbol, m in explanation.formulas.meanings.items()
+        meaning.name: {"field": meaning.field, "value": _write_plain(Fraction(meaning.value))}
+        for symbol, meaning in explanation.formulas.meanings.items()
         if symbol in used_symbols
     }
 
@@ -181,8 +184,12 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
-    names = [_component_text(s) for s in explanation.sections]
-    width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
+    names = [_component_text(section) for section in explanation.sections]
+    width = (
+        LINE
+        - 4
+        - max(len("  " * section.depth + name) for section, name in zip(explanation.sections, names, strict=True))
+    )
     for formula in model.formulas:
         title = QUANTITIES[formula.quantity][0]
         rows = _component_rows(explanation, formula.quantity, names, width)
@@ -238,14 +245,17 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     for block in blocks:
         section, name, _ = block[0]
         layer_name = name.partition(" × ")[0]
-        contents = tuple((part.depth, part_name, tuple(formula_texts)) for part, part_name, formula_texts in block[1:])
+        contents = tuple(
+            (component.depth, component_name, tuple(formula_texts))
+            for component, component_name, formula_texts in block[1:]
+        )
         key = (section.places[0].numbers.kind, tuple(block[0][2]), contents)
         first_name = first_names.setdefault(key, layer_name)
         if section.places[0].numbers.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
-        for part, part_name, formula_texts in block:
-            rows += _formula_rows(part_name, formula_texts, width, part.depth)
+        for component, component_name, formula_texts in block:
+            rows += _formula_rows(component_name, formula_texts, width, component.depth)
     return rows
 
 
@@ -325,15 +335,15 @@ def _split_terms(text: str, short_length: int) -> list[str]:
             unbroken.update(range(open_brackets.pop(), i))
         elif mark == ")" and open_brackets:
             open_brackets.pop()
-    cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in unbroken]
+    cuts = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def _section_heading(section: Section) -> str:
     """Writes the common end of the paths of equal nodes: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(p.times for p in section.places if not p.optional)
+    repeat_count = sum(node_path.times for node_path in section.places if not node_path.optional)
     shared_names: list[str] = []
-    for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
+    for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.places), strict=False):
         if len(set(names)) > 1:
             break
         shared_names.insert(0, names[0])
@@ -344,17 +354,19 @@ def _section_heading(section: Section) -> str:
 
 def _paths_text(section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_places = [p for p in section.places if not p.optional]
-    repeat_count = sum(p.times for p in counted_places)
-    paths = ", ".join(p.path or "model" for p in counted_places or section.places)
-    left_out_paths = ", ".join(p.path for p in section.places if p.optional) if counted_places else ""
+    counted_places = [node_path for node_path in section.places if not node_path.optional]
+    repeat_count = sum(node_path.times for node_path in counted_places)
+    paths = ", ".join(node_path.path or "model" for node_path in counted_places or section.places)
+    left_out_paths = (
+        ", ".join(node_path.path for node_path in section.places if node_path.optional) if counted_places else ""
+    )
     left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_places or repeat_count == 1:
         return f"at {paths}{left_out}"
     totals = [
-        f"{units.exact(f.value.numerator * repeat_count)} {QUANTITIES[f.quantity][1]}"
-        for f in section.formulas
-        if f.quantity in ("params", "activations") and f.value
+        f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
+        for formula in section.formulas
+        if formula.quantity in ("params", "activations") and formula.value
     ]
     return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
@@ -384,7 +396,7 @@ def _source_notes(explanation: Explanation) -> list[str]:
 
 
 def _convention_notes(explanation: Explanation) -> list[str]:
-    quantities = {f.quantity for s in explanation.sections for f in s.formulas}
+    quantities = {formula.quantity for section in explanation.sections for formula in section.formulas}
     setting = explanation.formulas.setting
     notes = []
     if "flops" in quantities:
@@ -397,7 +409,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:
-        sliding = any(m.field == "sliding_window" for m in explanation.formulas.meanings.values())
+        sliding = any(meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values())
         notes.append(
             cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
         )
@@ -429,11 +441,11 @@ def _training_notes(explanation: Explanation) -> list[str]:
 def _record_tables(
     preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], rank_share: RankShare | None
 ) -> Table:
-    cells = [[row[c.key] for c in RECORDS] for row in rows]
+    cells = [[row[column.key] for column in RECORDS] for row in rows]
     return Table(
         preset.display,
         RECORDS,
-        [Row(c) for c in cells],
+        [Row(column) for column in cells],
         with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
@@ -446,7 +458,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     """
     out: list[str] = [_latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))]
     for section in explanation.sections:
-        out.append(_latex_comment(", ".join(p.path or "model" for p in section.places)))
+        out.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.places)))
         lines = []
         for formula in section.formulas:
             formula_texts = [
@@ -466,7 +478,11 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         for n, e in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
-    sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
+    sources = list(
+        dict.fromkeys(
+            node_path.source for section in explanation.sections for node_path in section.places if node_path.source
+        )
+    )
     out += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
         cited_papers, uncited_sources = papers(sources)

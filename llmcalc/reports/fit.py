@@ -225,8 +225,8 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
         "each maximum changes one number of the run, with this layout",
     ]
-    needed_column, share, verdict = CHANGE_COLUMNS[1:]
-    columns = [Column("layout", "layout", justify="left"), needed_column, share, verdict]
+    needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
+    columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
     has_times = any(replica.decoding for replica in serving_answer.tried)
     if has_times:
         columns[-1:] = [*DECODING_COLUMNS, verdict]

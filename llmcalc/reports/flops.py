@@ -280,7 +280,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     choices_data = asdict(execution)
     choices_data["recompute"] = {
-        "kept" if name == "saved_operations" else name: v for name, v in choices_data["recompute"].items()
+        "kept" if name == "saved_operations" else name: choice for name, choice in choices_data["recompute"].items()
     }
     return choices_data
 

@@ -34,11 +34,11 @@ CHANGE_COLUMNS = (
 )
 
 
-def report(entries: Sequence[Locked]) -> Report:
+def report(lock_entries: Sequence[Locked]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    rows = [_entry_row(entry.data) for entry in entries]
-    document = {"lock": 1, "llmcalc": program_version(), "models": [entry.data for entry in entries]}
-    return Report(document, [Table("Lock", COLUMNS, rows, answer=plural(len(entries), "model"))])
+    rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
+    document = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
+    return Report(document, [Table("Lock", COLUMNS, rows, answer=plural(len(lock_entries), "model"))])
 
 
 def _entry_row(document: dict[str, Any]) -> Row:

@@ -327,10 +327,13 @@ def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
     """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
 
     def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
-        share = byte_count / device.device_bytes
-        bar = None if depth or strong else Bar(share, palette.KINDS.get(memory_kind, palette.OTHER))
+        peak_fraction = byte_count / device.device_bytes
+        bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         return Row(
-            [name, units.short_dtype(dtype) if dtype else None, byte_count, share, bar], depth, strong, is_sum=strong
+            [name, units.short_dtype(dtype) if dtype else None, byte_count, peak_fraction, bar],
+            depth,
+            strong,
+            is_sum=strong,
         )
 
     formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}

@@ -78,7 +78,8 @@ def report(
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
-            document, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
+            document,
+            [Table("", FULL_COLUMNS, [Row([entry[column.title] for column in FULL_COLUMNS]) for entry in raw_rows])],
         ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
@@ -105,9 +106,9 @@ def report(
 
 def _cost_columns(study: Study) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
-    parameter_scale = units.count_scale(min(s.parameters for s in study.shapes))
-    flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
-    cache_scale = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
+    flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
+    cache_scale = units.memory_scale(min(shape.kv_bytes_per_token for shape in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column(
@@ -202,7 +203,14 @@ def _proportions_text(study: Study) -> dict[str, Any]:
 
 def _literature_data(study: Study) -> list[dict[str, Any]]:
     findings: list[dict[str, Any]] = [
-        {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
+        {
+            "key": finding.key,
+            "source": finding.source,
+            "arxiv": finding.arxiv,
+            "says": finding.says,
+            "limits": finding.limits,
+        }
+        for finding in FINDINGS
     ]
     if study.scaled is not None:
         h, layers, ratio = study.scaled
@@ -294,7 +302,9 @@ def _active_text(study: Study) -> list[int]:
 
 
 def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
-    notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
+    notes = [
+        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
+    ]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":

@@ -22,9 +22,9 @@ def source_notes(sources: Sequence[Source], lists_facts: bool = True) -> list[st
     note = Linked if lists_facts else str
     return [
         note(
-            f"source of {s.gives}: {s.url}"
-            + (f" (checked {s.checked})" if s.checked else "")
-            + (f", revision {s.revision}" if s.revision else "")
+            f"source of {source.gives}: {source.url}"
+            + (f" (checked {source.checked})" if source.checked else "")
+            + (f", revision {source.revision}" if source.revision else "")
         )
-        for s in sources
+        for source in sources
     ]

@@ -98,7 +98,7 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     candidates, key_is_free = [model], False
     for i, key in enumerate(location):
         field = (
-            next((c.model_fields[key] for c in candidates if key in c.model_fields), None)
+            next((candidate.model_fields[key] for candidate in candidates if key in candidate.model_fields), None)
             if isinstance(key, str)
             else None
         )

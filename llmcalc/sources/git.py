@@ -102,12 +102,14 @@ def text_at(ref: str, path: Path) -> str | None:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
     arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
-    entry = _run_git(root, *arguments)
-    if entry.code:
-        raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
-    if not entry.out:
+    object_answer = _run_git(root, *arguments)
+    if object_answer.code:
+        raise InputError(
+            f"{ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
+        )
+    if not object_answer.out:
         return None
-    _mode, object_type, blob, byte_count = entry.out.partition(b"\t")[0].decode().split()
+    _mode, object_type, blob, byte_count = object_answer.out.partition(b"\t")[0].decode().split()
     if object_type != "blob":
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not byte_count.isdigit():  # BAD: of a partial clone

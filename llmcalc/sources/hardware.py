@@ -69,7 +69,7 @@ SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s
 @cache
 def hardware_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
-    return tuple(sorted((p.stem for p in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
+    return tuple(sorted((file.stem for file in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
 
 
 @cache

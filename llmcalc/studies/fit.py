@@ -206,7 +206,11 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     combined_changes: dict[str, Any] = {}
     for changes in cheap:
         combined_changes |= changes
-    pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
+    pairs = [
+        {**first_change, **second_change}
+        for first_change, second_change in combinations(costly, 2)
+        if first_change.keys().isdisjoint(second_change)
+    ]
     groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
     groups += [
         [{**combined_changes, **extra_changes} for extra_changes in several] for several in ([{}, *costly], pairs)

@@ -97,13 +97,13 @@ class Family:
     @property
     def step(self) -> int:
         """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
-        shares = [
-            share
+        width_fractions = [
+            width_fraction
             for head_sizes in self._own_heads()
-            for share in self._head_shares(head_sizes)[:2]
-            if share is not None
+            for width_fraction in self._head_shares(head_sizes)[:2]
+            if width_fraction is not None
         ]
-        step = math.lcm(*(share.denominator for share in shares))
+        step = math.lcm(*(width_fraction.denominator for width_fraction in width_fractions))
         while step < self.unit:
             step *= 2
         return step
@@ -123,7 +123,7 @@ class Family:
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
         dims = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
-        can_halve = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
+        can_halve = all(head_size % 2 == 0 and head_size // 2 >= LEAST_HEAD_DIM for head_size in dims)
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
@@ -147,8 +147,10 @@ class Family:
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
         def heads(head_sizes: HeadSizes) -> HeadSizes:
-            share, kv_share, size = self._head_shares(head_sizes)
-            return HeadSizes(_share_of_width(h, share), 1 if kv_share is None else _share_of_width(h, kv_share), size)
+            width_fraction, kv_share, size = self._head_shares(head_sizes)
+            return HeadSizes(
+                _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), size
+            )
 
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
@@ -164,8 +166,8 @@ class Family:
         return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
 
 
-def _share_of_width(h: Number, share: Fraction) -> Number:
-    return exact_div(h * share.numerator, share.denominator)
+def _share_of_width(h: Number, width_fraction: Fraction) -> Number:
+    return exact_div(h * width_fraction.numerator, width_fraction.denominator)
 
 
 def family(

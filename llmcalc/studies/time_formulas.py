@@ -172,11 +172,11 @@ def _compute_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Te
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
         _, half_rate_keys = device.generation.attention_backward if line.backward else device.generation.attention
         keys = max(1.0, float(kernel.keys))
-        share = flops * (1 + half_rate_keys / keys) / seconds / peak
+        efficiency = flops * (1 + half_rate_keys / keys) / seconds / peak
         return _Term(
             "F · (1 + S0 / S) / (P · e)",
             f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
-            f"({_number_text(peak)} · {_number_text(share)})",
+            f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
     return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
 
@@ -186,14 +186,14 @@ def _memory_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Ter
     if not line.memory:
         return NOTHING
     device, seconds = time_estimator.device, float(line.memory)
-    share = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
-    rate = f"({_number_text(device.bandwidth)} · {_number_text(share)})"
+    efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
+    rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
-        bandwidth_share = seconds * device.bandwidth * share / bytes if bytes else 1.0
+        bandwidth_share = seconds * device.bandwidth * efficiency / bytes if bytes else 1.0
         units = 1 / (bandwidth_share - 1)
         return _Term("B / (W · w) · (1 + 1 / b)", f"{_number_text(bytes)} / {rate} · (1 + 1 / {_number_text(units)})")
-    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * share)} / {rate}")
+    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
 
 
 def _formula_source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:

@@ -74,7 +74,7 @@ def utilization(
 
     def row(rule: Rule) -> ConventionUtilization:
         counts_full_pairs = rule.key == "exact_full"
-        repeated_flops = (
+        recomputed_flops = (
             kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
         )
         return ConventionUtilization(
@@ -84,12 +84,12 @@ def utilization(
             rule.source,
             rule.total / tokens,
             share(rule.total),
-            share(rule.total + repeated_flops),
+            share(rule.total + recomputed_flops),
         )
 
     rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
-    repeated_flops = (kernel_count.causal - model_count.causal) / tokens
-    return Utilization(hardware, devices, dtype, tokens_per_second, peak, repeated_flops, tuple(map(row, rules)))
+    recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
+    return Utilization(hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(row, rules)))
 
 
 @dataclass(frozen=True, slots=True)

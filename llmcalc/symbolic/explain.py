@@ -107,13 +107,17 @@ def check_kinds(spec: ModelSpec) -> None:
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
-    return tuple(f for f in formulas if f.value or f.quantity == "active")
+    return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
-    expanded_formulas = [f.expression for f in formulas if f.quantity == "flops"]
-    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded_formulas)
+    expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
+    return tuple(
+        formula
+        for formula in formulas
+        if formula.quantity != "flops_absorbed" or formula.expression not in expanded_formulas
+    )
 
 
 def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:

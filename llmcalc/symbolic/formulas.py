@@ -295,7 +295,7 @@ class Formulas:
         """
         import sympy
 
-        values = {symbol: sympy.Rational(m.value) for symbol, m in self.meanings.items()}
+        values = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
         result = expression.xreplace(values)
         if result != sympy.Rational(value):
@@ -312,7 +312,7 @@ class Formulas:
 
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
-        counts = {s for s, m in self.meanings.items() if m.field.startswith("num_hidden_layers")}
+        counts = {symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")}
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for term in sympy.Add.make_args(expression):
@@ -334,7 +334,7 @@ class Formulas:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
+        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
@@ -355,17 +355,17 @@ class Formulas:
                 term = term / base**exp * changed_terms if field in lengths else term
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
-        readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
+        readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
         return self._combine_by_power(total) if readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
-        value = {s: m.value for s, m in self.meanings.items()}
+        value = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
         def of(fields: frozenset[str]) -> list[Any]:
-            return [s for s, m in self.meanings.items() if m.field in fields]
+            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value[denominator]) * denominator

@@ -240,7 +240,7 @@ def letter_of(field: FieldInfo) -> str | None:
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
-    return next((m.letter for m in metadata if isinstance(m, Symbol)), None)
+    return next((item.letter for item in metadata if isinstance(item, Symbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
@@ -345,8 +345,10 @@ def _with_depths(
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
-    shared_labels = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
-    children = tuple(_with_depths(c, stack_name, groups, shared_labels) for c in node.children)
+    shared_labels = frozenset(
+        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
+    )
+    children = tuple(_with_depths(child, stack_name, groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     kind = node.label.removesuffix(SHARED) or BASE
@@ -361,13 +363,16 @@ def _with_depths(
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(s.letter for s in occurrences):
-        with_letter = [s for s in occurrences if s.letter == letter]
-        for i, field in enumerate(dict.fromkeys(s.field for s in with_letter)):
+    for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
+        with_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in with_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            with_field = [s for s in with_letter if s.field == field]
+            with_field = [occurrence for occurrence in with_letter if occurrence.field == field]
             subscripts = _subscripts(with_field)
-            names |= {s: f"{base_name}_{subscripts[s]}" if subscripts[s] else base_name for s in with_field}
+            names |= {
+                occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
+                for occurrence in with_field
+            }
     return names
 
 
@@ -380,17 +385,24 @@ def _short_name(field: str) -> str:
 
 def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine the value; empty if all values are equal."""
-    if len({s.value for s in occurrences}) == 1:
+    if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         texts = {
-            s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
-            for s in occurrences
+            occurrence: {
+                "part": PART_NAMES.get(occurrence.part, occurrence.part),
+                "layer": occurrence.layer,
+                "side": SIDE_NAMES.get(occurrence.side, occurrence.side),
+            }
+            for occurrence in occurrences
         }
-        described_symbols = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
-        if all(described_symbols.values()) and len({(d, s.value) for s, d in described_symbols.items()}) == len(
-            set(described_symbols.values())
-        ):
+        described_symbols = {
+            occurrence: "_".join(texts[occurrence][level] for level in levels if texts[occurrence][level])
+            for occurrence in occurrences
+        }
+        if all(described_symbols.values()) and len(
+            {(d, occurrence.value) for occurrence, d in described_symbols.items()}
+        ) == len(set(described_symbols.values())):
             return described_symbols
-    values = list(dict.fromkeys(s.value for s in occurrences))
-    return {s: str(values.index(s.value) + 1) for s in occurrences}
+    values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))
+    return {occurrence: str(values.index(occurrence.value) + 1) for occurrence in occurrences}

@@ -126,16 +126,18 @@ class Device:
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
-        self, flops: Number, keys: Number, dim: Number, backward: bool = False, share: float = 1.0
+        self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
         """Returns the seconds of fused attention over `keys` keys: its efficiency is e(S) = e∞ / (1 + S₀ / S).
 
-        dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
+        dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
         best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
         narrow_share = minimum(1.0, dim / 128) ** 0.5
         return (
-            flops * (1 + half_rate_keys / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
+            flops
+            * (1 + half_rate_keys / maximum(1, keys))
+            / (self.peaks["bf16"] * efficiency * best_share * narrow_share)
         )
 
     def message_seconds(
@@ -181,8 +183,8 @@ class Device:
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
-            for share, near_step, far_step in self.generation.ring_protocols
+            seconds / efficiency + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
+            for efficiency, near_step, far_step in self.generation.ring_protocols
         ]
         return _least(ring_times)
 

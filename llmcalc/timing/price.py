@@ -179,10 +179,10 @@ class Pricing:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
         by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
-        share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        efficiency = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
-            share *= self.device.gain_of_16_bit_sums
-        return self.device.product_rate(units, self.trains) * self.stack.product * share
+            efficiency *= self.device.gain_of_16_bit_sums
+        return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
 
     def _depth_factor(self, dtype: str, inner: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
@@ -315,15 +315,15 @@ class Pricing:
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
-        share = device.generation.older_attention.get(self.stack.attention, 1.0)
-        share *= device.sustained() if self.trains else 1.0
+        efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
+        efficiency *= device.sustained() if self.trains else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
             forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, share)
+            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

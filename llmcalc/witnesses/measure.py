@@ -53,7 +53,7 @@ def buffers(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_upwards(
-        (name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved_tensors
+        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
     )
 
 

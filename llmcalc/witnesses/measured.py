@@ -115,5 +115,5 @@ def data_of(tree: Measured) -> dict[str, Any]:
     if tree.repeat > 1:
         out |= {"repeat": tree.repeat, "params_each": tree.params}
     if tree.children:
-        out["children"] = [data_of(c) for c in tree.children]
+        out["children"] = [data_of(child) for child in tree.children]
     return out

@@ -35,7 +35,9 @@ class NodeModules:
 
     def measured(self, by_path: Mapping[str, int]) -> int:
         """Returns the measurement of the modules; −1 if it cannot be divided equally."""
-        module_total = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
+        module_total = sum(by_path.get(module, 0) for module in self.modules) - sum(
+            by_path.get(module, 0) for module in self.less
+        )
         return -1 if module_total % self.share else module_total // self.share
 
 
@@ -237,7 +239,7 @@ class _Search:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
         matches = [match for module_path in self.known if (match := pattern.fullmatch(module_path))]
-        return [match[0] for match in sorted(matches, key=lambda match: [int(n) for n in match.groups()])]
+        return [match[0] for match in sorted(matches, key=lambda match: [int(index) for index in match.groups()])]
 
 
 def _join_path(parent: str, name: str) -> str:
@@ -263,7 +265,9 @@ def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -
     """Returns parameters by path, without a layer's parameters that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
-        f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
+        f"{modules.modules[0]}."
+        for path, modules in modules_of_nodes.items()
+        if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     other_paths = {
         tensor

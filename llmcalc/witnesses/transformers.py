@@ -118,7 +118,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     _without_warnings(model)
     if not to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
-    byte_count = 2 * sum(p.numel() for p in model.parameters())
+    byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
         raise InputError(
             f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
@@ -243,7 +243,7 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
         re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
     ]
     pattern = re.compile(rf"({'|'.join(node_positions)})\.")
-    return {name: p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}.")}
+    return {name: parameter.numel() for name, parameter in model.named_parameters() if pattern.match(f"{name}.")}
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -413,7 +413,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 def cache_bytes(cache: Any) -> int:
     """Returns the bytes of all tensors in a transformers cache, however nested; a tensor counts once."""
-    return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()
+    )
 
 
 def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:

@@ -53,7 +53,7 @@ class SmartResize(ImageRule):
             shrink = sqrt(area / self.max_pixels)
             sides = [max(factor, floor(pixel_length / shrink / factor) * factor) for pixel_length in (height, width)]
         elif pixels < self.min_pixels:
-            grow = sqrt(self.min_pixels / area)
-            sides = [ceil(pixel_length * grow / factor) * factor for pixel_length in (height, width)]
+            upscale_factor = sqrt(self.min_pixels / area)
+            sides = [ceil(pixel_length * upscale_factor / factor) * factor for pixel_length in (height, width)]
         rows, columns = (pixel_length // patch_size for pixel_length in sides)
         return Encoded(1, rows, columns, rows * columns // self.merge**2)

@@ -80,14 +80,14 @@ class AdapterLayer(Block):
         return "Pfeiffer et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in self.sublayers():
+        for name, component in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, name, part, x)
+                self._record_idle(recorder, name, component, x)
                 continue
             recorder.hold(x=x)
             y = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
-            y = recorder.part(name, part, y, **self._cross_arguments(recorder, name))
-            is_network = part is self.feed_forward
+            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
+            is_network = component is self.feed_forward
             y = recorder.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
             x = recorder.add(x, y)
             recorder.hold(x=x)

@@ -143,11 +143,11 @@ class AltUpLayer(WholeLayer):
         recorder.hold(fed=with_embedding)
         return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _sublayer_output(self, recorder: Flow, name: str, part: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, name: str, component: Component, x: Value) -> Value:
         """Returns the output of a sublayer after its norm."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, part, x))
+            return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, component, x))
 
     def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
@@ -185,10 +185,10 @@ class AltUpLayer(WholeLayer):
         streams, hidden = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
             normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
-            shares = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
-            recorder.hold(shares=shares)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
+            recorder.hold(shares=mixing_weights)
             change = recorder.mul(
-                shares,
+                mixing_weights,
                 recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
                 axes=predicted_streams.axes,
             )
@@ -308,10 +308,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
                 self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
             self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)

@@ -117,7 +117,9 @@ class Layer(Component):
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
         mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
-        changed_mixers = {name: change(part, width) for name, part in mixers.items() if isinstance(part, TokenMixer)}
+        changed_mixers = {
+            name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
+        }
         return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
@@ -142,8 +144,8 @@ class Layer(Component):
 
     def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
-        for field, part, width in self.mixers(stack_position.width):
-            part.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
+        for field, component, width in self.mixers(stack_position.width):
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -158,8 +160,8 @@ class Layer(Component):
     def borrows(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
-        for field, part in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = part.borrows() if isinstance(part, Component) else ""
+        for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            field_of_part = component.borrows() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field}.{field_of_part}"
         return ""
@@ -248,8 +250,10 @@ class Block(Layer):
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in the order in which they run: (name in the model's tree, component)."""
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
-        names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
-        return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
+        names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
+        return [
+            (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
+        ]
 
     def source(self) -> str:
         mixer = self.attention
@@ -268,18 +272,18 @@ class Block(Layer):
         shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
             recorder.hold(shared=shared_input)
-        for name, part in self.sublayers():
+        for name, component in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, name, part, x)
+                self._record_idle(recorder, name, component, x)
                 continue
             y = start if self.parallel else x
             if shared_input is not None:
                 y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
                 y = self._normalize(recorder, f"{name}_pre_norm", y)
-            y = recorder.part(name, part, y, **self._cross_arguments(recorder, name))
+            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
             y = recorder.dropout(
-                y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True
+                y, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
             )
             recorder.hold(y=y)
             x = self._residual_sum(recorder, name, x, y)
@@ -305,13 +309,13 @@ class Block(Layer):
             x = recorder.part(f"{name}_residual_scale", scale, x)
         return recorder.add(x, y)
 
-    def _record_idle(self, recorder: Flow, name: str, part: Component, x: Value) -> None:
+    def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
-        recorder.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
+        recorder.part(name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{name}_post_norm", x, "idle")
 
@@ -377,7 +381,7 @@ def _reference_class() -> type[nn.Module]:
                 self.input_norm = spec.input_norm.reference(model_properties)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             self.network = getattr(spec.feed_forward, "node_name", "")
-            for part, part_context in (
+            for component, part_context in (
                 (spec.attention, model_properties),
                 (
                     spec.cross_attention,
@@ -390,9 +394,9 @@ def _reference_class() -> type[nn.Module]:
                 ),
                 (spec.feed_forward, model_properties),
             ):
-                if isinstance(part, Component):
-                    name = "cross_attn" if part_context.cross else part.node_name
-                    self.add_module(name, part.reference(part_context))
+                if isinstance(component, Component):
+                    name = "cross_attn" if part_context.cross else component.node_name
+                    self.add_module(name, component.reference(part_context))
                     self.order.append(name)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)

@@ -56,10 +56,10 @@ def record_mix(
         query = recorder.vector("proj", *query_axes, hidden)
         product = ops.Product(sources.size, hidden.size, queries, x.rows)
         scores = recorder.core("scores", product, keys, query, axes=(*query_axes, sources))
-        shares = recorder.act(scores, "softmax")
-        recorder.hold(shares=shares)
+        mix_weights = recorder.act(scores, "softmax")
+        recorder.hold(shares=mix_weights)
         mix = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = recorder.core("mix", mix, shares.view(of_queries, sources), values, axes=(of_queries, hidden))
+        mixed = recorder.core("mix", mix, mix_weights.view(of_queries, sources), values, axes=(of_queries, hidden))
         return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
@@ -100,14 +100,14 @@ class BlockResidualLayer(WholeLayer):
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part, block_count in (
+        for name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            assert isinstance(part, Component)
+            assert isinstance(component, Component)
             (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
             recorder.hold(y=y)
             x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
             recorder.hold(x=x)
@@ -189,8 +189,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class WeightedSum(nn.Module):
         """Adds up weighted sums. shares: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
-        def forward(self, shares: Tensor, values: Tensor) -> Tensor:
-            return shares @ values
+        def forward(self, mix_weights: Tensor, values: Tensor) -> Tensor:
+            return mix_weights @ values
 
     class Mix(nn.Module):
         """Attends over residual sums, each [batch, tokens, hidden]. block_sums: of finished blocks. x: the running sum.
@@ -210,8 +210,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
             values = torch.stack([*block_sums, x], 2)
             keys = self.norm(values)
-            shares = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
-            mixed = self.mix(shares, keys if self.normed_values else values)
+            mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
+            mixed = self.mix(mix_weights, keys if self.normed_values else values)
             return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
 
     class LayerReference(nn.Module):
@@ -220,15 +220,15 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: Context) -> None:
             super().__init__()
             self.spec = spec
-            for name, part, block_count in (
+            for name, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                assert isinstance(part, Component)
+                assert isinstance(component, Component)
                 if block_count:
                     self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec

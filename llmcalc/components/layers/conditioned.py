@@ -93,10 +93,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConditionedLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
             self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:

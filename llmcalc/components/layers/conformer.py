@@ -98,14 +98,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConformerLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (
+            for name, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:

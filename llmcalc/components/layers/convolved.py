@@ -42,9 +42,9 @@ class ConvolvedLayer(WholeLayer):
         return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
-            y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, x))
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
             recorder.hold(x=x, y=y)
             x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
             recorder.hold(x=x)
@@ -70,10 +70,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConvolvedLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
 

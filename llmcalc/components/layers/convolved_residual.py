@@ -117,15 +117,15 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
             weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for name, part, block_count, stream_count in (
+            for name, component, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
-                assert isinstance(part, Component)
+                assert isinstance(component, Component)
                 if block_count:
                     self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
             for name in ("key", "value") if spec.separate_inputs else ():
@@ -133,25 +133,25 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
-            separate, part = self.spec.separate_inputs, self.get_submodule
-            inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
+            separate, component = self.spec.separate_inputs, self.get_submodule
+            inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
             query, *kv_inputs = inputs
             kv_inputs = [
-                part(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            y: Tensor = part("self_attn")(part("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
+            y: Tensor = component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
             return y
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
-            spec, part = self.spec, self.get_submodule
+            spec, component = self.spec, self.get_submodule
             sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            y = part("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)
+            y = component("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*sums, x]
             x = y if spec.starts_block else x + y
-            (mixed,) = part("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            y = part("mlp")(part("mlp_pre_norm")(mixed), forward_pass)
-            out: Tensor = x + part("mlp_conv")(y, forward_pass)
+            (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
+            y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
+            out: Tensor = x + component("mlp_conv")(y, forward_pass)
             return out
 
     return ConvolvedResidualReference

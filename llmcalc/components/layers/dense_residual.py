@@ -81,10 +81,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: DenseResidualLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
         def _sublayer_output(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
             out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)

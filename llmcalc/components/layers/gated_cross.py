@@ -83,9 +83,9 @@ class GatedCrossLayer(WholeLayer):
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
-        for name, norm, part, kind, arguments in sublayers:
+        for name, norm, component, kind, arguments in sublayers:
             y = recorder.part(f"{name}_pre_norm", norm, x, role=role)
-            y = recorder.part(name, part, y, role=role, **arguments)
+            y = recorder.part(name, component, y, role=role, **arguments)
             gate_value = recorder.part(f"{name}_gate", gate, x, role=role, kind=kind)
             if self.runs_on_text:
                 recorder.hold(x=x, y=y)
@@ -140,12 +140,12 @@ def _reference_class() -> type[nn.Module]:
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1
-            for name, norm, part, part_context in (
+            for name, norm, component, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
                 self.add_module(f"{name}_pre_norm", norm.reference(model_properties))
-                self.add_module(name, part.reference(part_context))
+                self.add_module(name, component.reference(part_context))
                 self.add_module(f"{name}_gate", vector(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:

@@ -48,14 +48,14 @@ class GatedNormLayer(WholeLayer):
         return "A.X-K2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
             sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
                 sublayer_input = self._gated_output(recorder, name + GATE, sublayer_input)
                 recorder.hold(y=sublayer_input)
-            x = recorder.add(x, recorder.part(name, part, sublayer_input))
+            x = recorder.add(x, recorder.part(name, component, sublayer_input))
             recorder.hold(x=x)
         return x
 
@@ -97,12 +97,12 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: GatedNormLayer, model_properties: Context) -> None:
             super().__init__()
             gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 if gated[name]:
                     self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):

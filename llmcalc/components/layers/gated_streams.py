@@ -76,13 +76,13 @@ class GatedStreamsLayer(WholeLayer):
         """Records the layer. x: all streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
-        for part, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
-            assert isinstance(part, Component)
+        for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
+            assert isinstance(component, Component)
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 written = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
             recorder.hold(x=x, written=written)
-            y = recorder.part(part.node_name, part, sublayer_input)
+            y = recorder.part(component.node_name, component, sublayer_input)
             x = recorder.add(x, recorder.mul(written, y, axes=x.axes))
             recorder.hold(x=x)
         return x
@@ -178,12 +178,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
                 self.add_module(f"{name}_connection", connection)
-                self.add_module(part.node_name, part.reference(model_properties))
-                self.sublayers.append((f"{name}_connection", part.node_name))
+                self.add_module(component.node_name, component.reference(model_properties))
+                self.sublayers.append((f"{name}_connection", component.node_name))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)

@@ -85,10 +85,10 @@ class Gemma4Layer(WholeLayer):
             x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, recorder: Flow, name: str, part: Part, x: Value, **router_input: Any) -> Value:
+    def _between_norms(self, recorder: Flow, name: str, component: Part, x: Value, **router_input: Any) -> Value:
         """Returns the output of a sublayer with a norm before it and a norm on its output."""
-        assert isinstance(part, Component)
-        y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
+        assert isinstance(component, Component)
+        y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return recorder.part(f"{name}_post_norm", self.norm, y)
 
     def reference(self, model_properties: Context) -> nn.Module:
@@ -128,9 +128,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Gemma4Layer, model_properties: Context) -> None:
             super().__init__()
             self.scale = Scale()
-            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
-                if isinstance(part, Component):
-                    self.add_module(name, part.reference(model_properties))
+            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                if isinstance(component, Component):
+                    self.add_module(name, component.reference(model_properties))
                     self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                     self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
             if spec.dense is not None:
@@ -139,10 +139,10 @@ def _reference_class() -> type[nn.Module]:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
         def _between_norms(self, name: str, x: Tensor, forward_pass: Run, **router_input: Tensor) -> Tensor:
-            pre_norm, part, post_norm = (
+            pre_norm, component, post_norm = (
                 self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
             )
-            out: Tensor = post_norm(part(pre_norm(x), forward_pass, **router_input))
+            out: Tensor = post_norm(component(pre_norm(x), forward_pass, **router_input))
             return out
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:

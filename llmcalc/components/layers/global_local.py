@@ -85,11 +85,11 @@ class GlobalTokens(ResidualStreams):
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
 
 
-def _required_streams(part: Any) -> Mapping[str, Any]:
+def _required_streams(component: Any) -> Mapping[str, Any]:
     return {
         "type": "global_tokens",
-        "num_global_tokens": part.num_global_tokens,
-        "block_size": part.block_size,
+        "num_global_tokens": component.num_global_tokens,
+        "block_size": component.block_size,
     }
 
 

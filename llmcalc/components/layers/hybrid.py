@@ -101,13 +101,13 @@ def _reference_class() -> type[nn.Module]:
                 spec.norm.reference(model_properties),
                 spec.norm.reference(model_properties),
             )
-            for name, part in (
+            for name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                assert isinstance(part, Component)
-                self.add_module(name, part.reference(model_properties))
+                assert isinstance(component, Component)
+                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             y = self.mixers_pre_norm(x)

@@ -69,11 +69,11 @@ class HyperLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
             recorder.hold(y=y)
             x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
@@ -156,7 +156,7 @@ class HyperStreams(ResidualStreams):
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, PLAIN), out)
-    weight_parts = tuple(Value(x.rows, part) for part in out.parts)
+    weight_parts = tuple(Value(x.rows, component) for component in out.parts)
     recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
     return weight_parts
 
@@ -233,11 +233,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):

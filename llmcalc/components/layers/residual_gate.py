@@ -46,18 +46,18 @@ class ResidualGateLayer(WholeLayer):
         return "Muse Spark 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part, output_norm in (
+        for name, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            assert isinstance(part, Component)
-            y = recorder.part(name, part, recorder.part(f"{name}_pre_norm", self.norm, x))
+            assert isinstance(component, Component)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
             recorder.hold(x=x, y=y)
             y = recorder.part(f"{name}_post_norm", output_norm, y)
             recorder.hold(y=y)
             with recorder.scope(f"{name}_residual_gate", kind="residual"):
-                share = recorder.act(recorder.vector("", *x.axes), "sigmoid")
-                x = recorder.add(recorder.mul(x, share), recorder.mul(y, share))
+                gate_weight = recorder.act(recorder.vector("", *x.axes), "sigmoid")
+                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(y, gate_weight))
             recorder.hold(x=x)
         return x
 
@@ -90,10 +90,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             output_norms = (spec.attention_output_norm, spec.feed_forward_output_norm)
             sublayers = (("self_attn", spec.attention), ("mlp", spec.feed_forward))
-            for (name, part), output_norm in zip(sublayers, output_norms, strict=True):
-                assert isinstance(part, Component)
+            for (name, component), output_norm in zip(sublayers, output_norms, strict=True):
+                assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, part.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
                 self.add_module(f"{name}_post_norm", output_norm.reference(model_properties))
                 self.add_module(f"{name}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 
@@ -102,9 +102,9 @@ def _reference_class() -> type[nn.Module]:
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
                 y = self.get_submodule(f"{name}_post_norm")(y)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
-                share = torch.sigmoid(gate.weight)
-                residual_share = torch.sqrt((1 - share) * (1 + share))
-                x = residual_share * x + share * y
+                gate_weight = torch.sigmoid(gate.weight)
+                residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
+                x = residual_share * x + gate_weight * y
             return x
 
     return ResidualGateReference

@@ -170,12 +170,14 @@ class CompressedAttention(TokenMixer):
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
             entry_options: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
             scores.append(recorder.scores("entry_core", q, entries, **entry_options))
-        shares = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
-        recorder.hold(shares=shares)
-        y = recorder.weighted(shares, k)
+        attention_weights = recorder.joint_softmax(
+            q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
+        )
+        recorder.hold(shares=attention_weights)
+        y = recorder.weighted(attention_weights, k)
         recorder.hold(out=y)
         if entries is not None:
-            y = recorder.add(y, recorder.weighted(shares, entries))
+            y = recorder.add(y, recorder.weighted(attention_weights, entries))
             recorder.hold(out=y)
         recorder.vector("sinks", heads)
         y = recorder.rope(y, rope, back=True)
@@ -393,8 +395,10 @@ def _reference_class() -> type[nn.Module]:
         Given attention weights, it returns the weighted sum of the values, which are the keys.
         """
 
-        def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
-            scores: Tensor = q @ k[:, None].transpose(-1, -2) if shares is None else shares @ k[:, None]
+        def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
+            scores: Tensor = (
+                q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
+            )
             return scores
 
     class CompressedAttentionReference(nn.Module):
@@ -467,10 +471,10 @@ def _reference_class() -> type[nn.Module]:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            shares = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
-            out = self.core(q, k, shares[..., :keys])
+            attention_weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            out = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
-                out = out + self.entry_core(q, entries, shares[..., keys:])
+                out = out + self.entry_core(q, entries, attention_weights[..., keys:])
             out = (
                 self._rotate(out, forward_pass, inverse=True)
                 .transpose(1, 2)

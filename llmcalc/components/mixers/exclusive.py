@@ -115,8 +115,8 @@ class ExclusiveAttention(TokenMixer):
         y = y.view(kv_heads, group, dim)
         unit = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group), "tanh")
-        share = recorder.mul(recorder.sum(recorder.mul(y, unit), kv_heads, group), alpha)
-        return recorder.sub(y, recorder.mul(unit, share, axes=y.axes)).view(*heads)
+        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit), kv_heads, group), alpha)
+        return recorder.sub(y, recorder.mul(unit, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
@@ -174,8 +174,8 @@ def _reference_class() -> type[nn.Module]:
             )
             out = self.core(q, k, v, mask)
             unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
-            share = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
-            out = (out - share * unit).transpose(1, 2).flatten(2)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
+            out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
             result: Tensor = self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
             return result
 

@@ -53,17 +53,17 @@ class GatedProfileAttention(ProfileAttention):
                 ("v", x if value_input is None else value_input),
             )
         )
-        shares, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
+        profile_weights, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
         sinks = recorder.linear("sink_proj", x, heads)
         q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
         keys, values = recorder.normalized(keys, WEIGHTLESS, (dim,)), recorder.normalized(values, WEIGHTLESS, (dim,))
-        shares = recorder.normalized(
-            recorder.mul(shares, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
+        profile_weights = recorder.normalized(
+            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
         cache_kind = "full_attention" if window is None else "sliding_attention"
         keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
         recorder.mask(q, keys, causal=True, window=window)
-        bias = self.bias_of(recorder, shares, q, keys)
+        bias = self.bias_of(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
@@ -150,8 +150,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            shares = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
-            out: Tensor = shares.to(v.dtype) @ v
+            profile_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
+            out: Tensor = profile_weights.to(v.dtype) @ v
             return out
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
@@ -192,8 +192,8 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(
                 forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
             )
-            shares = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(bounded(shares, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
+            profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
+            bias = self.bias_of(bounded(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             out: Tensor = self.o_proj(y * self.gate_proj(x).sigmoid())

@@ -136,8 +136,8 @@ def _reference_class() -> type[nn.Module]:
             pool = self.spec.index_kpool
             pools = keys.shape[1] // pool
             keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
-            shares = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
-            pooled: Tensor = (keys * shares).sum(2)
+            pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
+            pooled: Tensor = (keys * pool_weights).sum(2)
             return pooled
 
         @torch.no_grad()

@@ -115,13 +115,13 @@ class ProfileAttention(TokenMixer):
     def _normed(self, recorder: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(name, x, self.norm, x.axes[1:])
 
-    def bias_of(self, recorder: Flow, shares: Value, q: Value, keys: Value) -> Value:
-        """Records the bias of every head, query and key. shares: each head's weights of the profiles."""
+    def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
+        """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
         from ...workload.derived_rows import Table
 
-        rank, extent = shares.axes[-1], Axis("distances", self.relative_extent)
+        rank, extent = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         profiles, _ = recorder.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
-        by_distance = recorder.scores("profile_core", shares, profiles, cross=True)
+        by_distance = recorder.scores("profile_core", profile_weights, profiles, cross=True)
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
@@ -158,8 +158,8 @@ def profile_attention_class() -> type[nn.Module]:
     class ProfileCore(nn.Module):
         """A bias for every distance. shares: [batch, heads, tokens, rank], profiles: [distances, rank]."""
 
-        def forward(self, shares: Tensor, profiles: Tensor) -> Tensor:
-            return shares @ profiles.t()
+        def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
+            return profile_weights @ profiles.t()
 
     class Profiles(nn.Module):
         def __init__(self, extent: int, rank: int) -> None:
@@ -197,13 +197,13 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
             self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
-        def bias_of(self, shares: Tensor, forward_pass: Run, end: int, keys: int) -> Tensor:
+        def bias_of(self, profile_weights: Tensor, forward_pass: Run, end: int, keys: int) -> Tensor:
             """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
 
-            shares: each head's weights of the profiles, [batch, heads, tokens, rank].
+            profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
-            spec, device = self.spec, shares.device
-            by_distance = self.profile_core(shares, self.profiles.weight)
+            spec, device = self.spec, profile_weights.device
+            by_distance = self.profile_core(profile_weights, self.profiles.weight)
             queries, key_positions = (
                 forward_pass.span(forward_pass.past, end, device),
                 forward_pass.span(end - keys, end, device),
@@ -222,8 +222,8 @@ def profile_attention_class() -> type[nn.Module]:
             mask = attention_mask(
                 forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
             )
-            shares = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(shares, forward_pass, end, k.shape[2])
+            profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
             return out

@@ -69,8 +69,10 @@ class Rwkv7TimeMix(TokenMixer):
         )
         rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
         if not self.first:
-            share = recorder.act(self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid")
-            value = recorder.mul(value, share)  # the first layer's values are as large
+            mix_weight = recorder.act(
+                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid"
+            )
+            value = recorder.mul(value, mix_weight)  # the first layer's values are as large
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
         key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
@@ -197,10 +199,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
-            shares: dict[str, Any] = {
+            mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
             }
-            inputs = {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+            inputs = {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
             r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             rate = self._low_rank("a", inputs["a"]).sigmoid()

@@ -89,11 +89,11 @@ class RwkvHeadMix(TokenMixer):
         )
         inputs = {}
         for name, part in zip(NAMES, recorder.split(low_rank, *ranks), strict=True):
-            share = recorder.add(
+            mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
             inputs[name] = recorder.add(
-                recorder.mul(x, share), recorder.mul(previous_token, recorder.complement(share))
+                recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
             )
         return inputs
 
@@ -160,7 +160,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _mixed_inputs(self, x: Tensor, forward_pass: Run) -> dict[str, Tensor]:
             previous_token = shifted(x, forward_pass, self.shift_state)
-            shares: dict[str, Any] = {
+            mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
                 for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
@@ -170,8 +170,8 @@ def _reference_class() -> type[nn.Module]:
                 for name, part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    shares[name] = self.get_submodule(f"shift_b_{name}")(part) + shares[name]
-            return {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
+            return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec

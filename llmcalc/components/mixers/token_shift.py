@@ -24,8 +24,8 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> V
 
     name: the end of the weight's name, `time_mix_…`.
     """
-    share = recorder.vector(f"time_mix_{name}", *x.axes)
-    return recorder.add(recorder.mul(x, share), recorder.mul(previous_token, recorder.complement(share)))
+    mix_weight = recorder.vector(f"time_mix_{name}", *x.axes)
+    return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 
 def shifted(x: Tensor, forward_pass: Run, state: Any) -> Tensor:
@@ -38,6 +38,6 @@ def shifted(x: Tensor, forward_pass: Run, state: Any) -> Tensor:
     return torch.cat([first_row, x[:, :-1]], 1)
 
 
-def mixed_with(x: Tensor, previous_token: Tensor, share: Tensor) -> Tensor:
-    """Interpolates between each token and the previous one. share: the weight of the token, per channel."""
-    return x * share + previous_token * (1 - share)
+def mixed_with(x: Tensor, previous_token: Tensor, mix_weight: Tensor) -> Tensor:
+    """Interpolates between each token and the previous one. mix_weight: the weight of the token, per channel."""
+    return x * mix_weight + previous_token * (1 - mix_weight)

@@ -208,15 +208,19 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None, shares: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run | None = None, part_factors: Tensor | None = None) -> Tensor:
             """Runs the network.
 
-            shares: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
+            part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
             gated = hasattr(self, "gate_proj")
             y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            y = y if shares is None else (y.unflatten(-1, (shares.shape[-1], -1)) * shares[..., None]).flatten(-2)
+            y = (
+                y
+                if part_factors is None
+                else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
+            )
             out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
             return out * self.output_scale.weight if hasattr(self, "output_scale") else out
 

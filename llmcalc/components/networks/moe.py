@@ -675,13 +675,13 @@ def _reference_class() -> type[nn.Module]:
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
-                    shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
-                    shared_output = self.shared_expert(x, forward_pass, shares)
+                    expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
+                    shared_output = self.shared_expert(x, forward_pass, expert_weights)
                 else:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
-                    shares = self.shared_expert_mix(x).softmax(-1)
-                    y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output
+                    expert_weights = self.shared_expert_mix(x).softmax(-1)
+                    y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y

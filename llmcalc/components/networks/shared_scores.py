@@ -36,14 +36,14 @@ class SharedScores(Part):
         experts = Axis("shared_experts", self.shared_experts)
         width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
         logits = recorder.linear("shared_router", x, experts, kind="router")
-        shares = recorder.mul(
+        expert_weights = recorder.mul(
             recorder.act(logits, "sigmoid"), recorder.vector("shared_scale", Axis("one", 1), kind="router")
         )
-        recorder.hold(shares=shares)
+        recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = recorder.act(recorder.linear("gate_proj", x, experts, width), expert.hidden_act)
             y = recorder.mul(y, recorder.linear("up_proj", x, experts, width))
-            return recorder.linear("down_proj", recorder.mul(y, shares), *x.axes)
+            return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
 
     def reference(self, model_properties: Context) -> Mapping[str, nn.Module]:
         """Builds the layer of the scores and the factor, under their names in the mixture."""

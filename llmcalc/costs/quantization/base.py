@@ -60,7 +60,12 @@ class Parts:
                 self.weights * copy_count, self.scales * copy_count, self.zeros * copy_count, self.other * copy_count,
                 self.unconverted * copy_count,
             )  # fmt: skip
-        return Parts(*(n if is_zero(n) else times(n, copy_count) for n in (getattr(self, name) for name in PARTS)))
+        return Parts(
+            *(
+                part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
+                for part_bytes in (getattr(self, name) for name in PARTS)
+            )
+        )
 
     @property
     def total(self) -> Number:

@@ -48,13 +48,13 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
             f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known_methods}."
             f"{suggestion} ({WITHOUT})"
         )
-    c = Fields(table, f"quantization_config of {method}")
+    scheme_fields = Fields(table, f"quantization_config of {method}")
     try:
-        scheme = METHODS[method](c)
-        c.all_read()
+        scheme = METHODS[method](scheme_fields)
+        scheme_fields.all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
-    return replace(scheme, stated=c.where) if isinstance(scheme, LinearScheme) else scheme
+    return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:

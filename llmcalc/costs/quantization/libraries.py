@@ -44,20 +44,20 @@ AVERAGE = "bits per weight are the average that the converter aims at: its layer
 TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
 
 
-def auto_round(c: Fields) -> Scheme:
+def auto_round(scheme_fields: Fields) -> Scheme:
     """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has bits of single layers."""
-    c.ignore(
+    scheme_fields.ignore(
         "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
         "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
         "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr",
         "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
         "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
     )  # fmt: skip
-    c.must("data_type", "int", absent="int")
-    packing = c.get("packing_format", "auto_round:auto_gptq")
+    scheme_fields.must("data_type", "int", absent="int")
+    packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
-        raise c.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
-    bits, group = c.get("bits"), c.group("group_size", 128)
+        raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    bits, group = scheme_fields.get("bits"), scheme_fields.group("group_size", 128)
 
     def stored(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
@@ -66,22 +66,22 @@ def auto_round(c: Fields) -> Scheme:
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
     groups: list[Group] = []
-    extra_config = c.table("extra_config")
+    extra_config = scheme_fields.table("extra_config")
     for name in extra_config.data if extra_config is not None else ():
         fields = extra_config.table(name) if extra_config is not None else None
         if fields is None:
-            raise c.wrong("extra_config", name, "a table of fields for each module")
+            raise scheme_fields.wrong("extra_config", name, "a table of fields for each module")
         other_format = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
-        entry = f"re:{name}" if set(name) & PATTERN else name
-        groups.append(Group(other_format, ModuleList([entry], "compressed-tensors", "extra_config")))
-    default_format = stored(c, "bits", bits, group)
+        list_entry = f"re:{name}" if set(name) & PATTERN else name
+        groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+    default_format = stored(scheme_fields, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
         label,
         "auto-round",
         (),
         (*groups, Group(default_format)),
-        excluded=ModuleList(c.union("modules_to_not_convert")),
+        excluded=ModuleList(scheme_fields.union("modules_to_not_convert")),
     )
 
 
@@ -107,9 +107,9 @@ def hqq(fields: Fields) -> Scheme:
     )  # fmt: skip
 
 
-def quark(c: Fields) -> Scheme:
+def quark(scheme_fields: Fields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
-    c.ignore(
+    scheme_fields.ignore(
         "algo_config",
         "export",
         "kv_cache_post_rope",
@@ -118,15 +118,15 @@ def quark(c: Fields) -> Scheme:
         "softmax_quant_spec",
         "version",
     )
-    overall = c.table("global_quant_config")
-    layers = c.table("layer_quant_config")
-    remarks = (KV,) if c.get("kv_cache_quant_config") else ()
+    overall = scheme_fields.table("global_quant_config")
+    layers = scheme_fields.table("layer_quant_config")
+    remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
     labels: list[str] = []
     for name in layers.data if layers is not None else ():
         fields = layers.table(name) if layers is not None else None
         if fields is None:
-            raise c.wrong("layer_quant_config", name, "how a group of modules is quantised")
+            raise scheme_fields.wrong("layer_quant_config", name, "how a group of modules is quantised")
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
         labels.append(label)
@@ -135,10 +135,10 @@ def quark(c: Fields) -> Scheme:
         groups.append(Group(storage_format))
         labels.append(label)
     if not groups:
-        raise c.wrong("global_quant_config", None, "how weights are quantised")
+        raise scheme_fields.wrong("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
         "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, excluded=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
+        everywhere=True, excluded=ModuleList(scheme_fields.texts("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
@@ -234,24 +234,24 @@ def higgs(fields: Fields) -> Scheme:
     return _scheme_of_linears_and_head(fields, f"higgs-int{bits}-g{group}", Higgs(bits, group))
 
 
-def gemma(c: Fields) -> Scheme:
+def gemma(scheme_fields: Fields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` has the bits of single modules."""
-    c.must("quantize_embeddings", False, absent=False)
-    bits, modules = c.get("num_bits", 4), c.table("module_quant_configs")
-    c.one_of("num_bits", bits, 2, 4, 8)
+    scheme_fields.must("quantize_embeddings", False, absent=False)
+    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs")
+    scheme_fields.one_of("num_bits", bits, 2, 4, 8)
     groups: list[Group] = []
     if modules is not None and len(modules.data) > MOST_PATTERNS:
-        raise c.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
+        raise scheme_fields.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
     for pattern in modules.data if modules is not None else ():
         fields = modules.table(pattern) if modules is not None else None
         if fields is None:
-            raise c.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
+            raise scheme_fields.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
         module_bits = fields.get("num_bits", bits)
         fields.one_of("num_bits", module_bits, 2, 4, 8)
         fields.all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         groups.append(Group(StaticRange(module_bits), named_modules))
-    scheme = _scheme_of_linears_and_head(c, f"gemma-int{bits}", StaticRange(bits))
+    scheme = _scheme_of_linears_and_head(scheme_fields, f"gemma-int{bits}", StaticRange(bits))
     return replace(scheme, groups=(*groups, *scheme.groups))
 
 

@@ -142,7 +142,9 @@ class LinearScheme(Scheme):
                 "the config excludes modules that are not in this model: "
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
-        unused_entries = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
+        unused_entries = [
+            list_entry for group in self.groups if group.named is not None for list_entry in group.named.unused
+        ]
         if unused_entries:
             more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
             texts.append(

@@ -86,7 +86,9 @@ class MLXScheme(Scheme):
             for axis in stack:
                 matrix_count = matrix_count * axis
             yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
-        unused_entries = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
+        unused_entries = [
+            list_entry for modules, _ in self.others for list_entry in modules.entries if list_entry not in modules.used
+        ]
         if unused_entries:
             raise InputError(
                 f"quantization: {unused_entries[0]}: names no module of this model; expected its own (--quantize none "

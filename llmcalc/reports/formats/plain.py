@@ -169,10 +169,10 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
         heading = escaped(table.heading.strip())  # bold text neither begins nor ends with a space
         out.write(f"**{heading}**" + (f" {escaped(table.aside)}" if table.aside else "") + "\n\n")
     if table.rows:
-        out.write("| " + " | ".join(escaped(c.title) for c in table.columns) + " |\n")
-        out.write("|" + "|".join("---:" if c.justify == "right" else ":---" for c in table.columns) + "|\n")
+        out.write("| " + " | ".join(escaped(column.title) for column in table.columns) + " |\n")
+        out.write("|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n")
     for row in table.rows:
-        cell_texts = [escaped(cell_text(c, v)) for c, v in zip(table.columns, row.cells, strict=True)]
+        cell_texts = [escaped(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
         out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:

@@ -75,13 +75,13 @@ def read_gguf(path: Path) -> Checkpoint:
     """
     file, file_bytes = open_checkpoint(path)
     with file:
-        r = BoundedReader(file, file_bytes, str(path))
-        if r.take(4, "magic") != b"GGUF":
+        reader = BoundedReader(file, file_bytes, str(path))
+        if reader.take(4, "magic") != b"GGUF":
             raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
-        version = r.number("I", "version")
+        version = reader.number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, pairs = r.number("Q", "tensor_count"), r.number("Q", "metadata_kv_count")
+        tensors, pairs = reader.number("Q", "tensor_count"), reader.number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or pairs > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; expected at most {MOST_TENSORS:,} and "
@@ -90,15 +90,15 @@ def read_gguf(path: Path) -> Checkpoint:
         metadata: dict[str, Any] = {}
         arrays = _Arrays()
         for _ in range(pairs):
-            key = _read_text(r, "metadata key", LONGEST_NAME)
+            key = _read_text(reader, "metadata key", LONGEST_NAME)
             if key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
-            metadata[key] = _read_value(r, r.number("I", key), key, arrays)
+            metadata[key] = _read_value(reader, reader.number("I", key), key, arrays)
         tensors_by_name: dict[str, StoredTensor] = {}
         starts: list[int] = []
         first_at: dict[int, str] = {}
         for _ in range(tensors):
-            tensor, offset = _read_tensor(r)
+            tensor, offset = _read_tensor(reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
@@ -185,7 +185,7 @@ def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     shape = tuple(reader.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
     ggml_type = reader.number("I", name)
     offset = reader.number("Q", name)
-    if ggml_type not in TYPES or any(n > 2**48 for n in shape):
+    if ggml_type not in TYPES or any(length > 2**48 for length in shape):
         raise InputError(f"{reader.where}: {name[:80]}: type {ggml_type} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[ggml_type]
     elements = StoredTensor(name, dtype, shape, 0).elements

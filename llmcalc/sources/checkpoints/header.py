@@ -37,10 +37,10 @@ class StoredTensor:
 
     @property
     def elements(self) -> int:
-        n = 1
+        length = 1
         for axis in self.shape:
-            n *= axis
-        return n
+            length *= axis
+        return length
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Checkpoint:
 
     @property
     def elements(self) -> int:
-        return sum(t.elements for t in self.tensors)
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
         sums: dict[str, tuple[int, int, int]] = {}
-        for t in self.tensors:
-            tensors, elements, nbytes = sums.get(t.dtype, (0, 0, 0))
-            sums[t.dtype] = (tensors + 1, elements + t.elements, nbytes + t.nbytes)
+        for tensor in self.tensors:
+            tensors, elements, nbytes = sums.get(tensor.dtype, (0, 0, 0))
+            sums[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
         return dict(sorted(sums.items(), key=lambda item: -item[1][2]))
 
 

@@ -160,7 +160,7 @@ def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None)
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _bad_entry(name, location) from None
-    if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
+    if any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, start, end)) or len(shape) > 16:
         raise InputError(f"{location}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
     if (tensor.elements * bits + 7) // 8 != tensor.nbytes:

@@ -127,7 +127,7 @@ class Config:
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(n) is not None for n in self._with_aliases((name,)))
+        return any(self.data.get(name_or_alias) is not None for name_or_alias in self._with_aliases((name,)))
 
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
@@ -148,9 +148,14 @@ class Config:
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
-        present = [n for n in names if n in self.data]
+        present = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
         return next(
-            (n for n in present if n not in self.defaults and self.data[n] is not None), present[0] if present else None
+            (
+                name_or_alias
+                for name_or_alias in present
+                if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
+            ),
+            present[0] if present else None,
         )
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
@@ -180,7 +185,9 @@ class Config:
     def maybe(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        present = [n for n in names if n in self.data or n in self.defaults]
+        present = [
+            name_or_alias for name_or_alias in names if name_or_alias in self.data or name_or_alias in self.defaults
+        ]
         return None if not present or self.get(*names) is None else self.size(*names)
 
     def flag(self, *names: str) -> bool:
@@ -204,13 +211,13 @@ class Config:
     def sizes(self, *names: str) -> list[int]:
         """Returns the list of integers in a field; elements may be 0."""
         value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not is_whole(v) or not 0 <= v <= LARGEST for v in value):
+        if not isinstance(value, list | tuple) or any(not is_whole(item) or not 0 <= item <= LARGEST for item in value):
             raise self.wrong(self._name_in_config(names), value, "a list of whole numbers")
         return list(value)
 
     def texts(self, *names: str) -> list[str]:
         value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not isinstance(v, str) for v in value):
+        if not isinstance(value, list | tuple) or any(not isinstance(item, str) for item in value):
             raise self.wrong(self._name_in_config(names), value, "a list of texts")
         return list(value)
 

@@ -105,7 +105,7 @@ class Facts:
     @property
     def sliding(self) -> Any:
         """The first mixer with a window."""
-        return present(next((m for m, window in zip(self.mixers, self.windows, strict=True) if window), None))
+        return present(next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None))
 
     @cached_property
     def mixers(self) -> list[Any]:

@@ -71,7 +71,7 @@ def _mlp_bias(model_facts: Facts) -> bool:
 
 
 def _expert_count(model_facts: Facts) -> int:
-    return model_facts.moe.num_experts if any(isinstance(n, MoE) for n in model_facts.networks) else 0
+    return model_facts.moe.num_experts if any(isinstance(network, MoE) for network in model_facts.networks) else 0
 
 
 def _shared_width(model_facts: Facts) -> int:

@@ -71,9 +71,9 @@ def _neomme(config: Config) -> Table:
     return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
 
 
-def _rotary_positions(config: Config, layer_kind: str, share: float, theta: float) -> Table:
+def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
     """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
-    table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{layer_kind}_attention")}
+    table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, kind=f"{layer_kind}_attention")}
     rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
     if rotated < 4 or rotated % 4:
         raise config.wrong(

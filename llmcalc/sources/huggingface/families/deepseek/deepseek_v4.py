@@ -151,8 +151,8 @@ def _written_layer_types(model_facts: Facts) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
-        type_names[0] if m.compress_rate is None else type_names[1] if m.indexer is not None else type_names[2]
-        for m in model_facts.mixers
+        type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
+        for mixer in model_facts.mixers
     ]
 
 
@@ -160,7 +160,7 @@ def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
     """Returns the tokens per compressed entry for each kind of layer with such entries."""
     kinds_and_mixers = zip(_written_layer_types(model_facts), model_facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
-        layer_kind: m.compress_rate for layer_kind, m in kinds_and_mixers if m.compress_rate is not None
+        layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None
     }
 
 

@@ -37,7 +37,9 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     if config.has("index_topk_pattern") and not config.has("indexer_types"):
         pattern = config.get("index_topk_pattern")
         pattern_kinds = (
-            [{"F": "full", "S": "shared"}.get(p, p) for p in pattern] if isinstance(pattern, str | list) else []
+            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in pattern]
+            if isinstance(pattern, str | list)
+            else []
         )
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")

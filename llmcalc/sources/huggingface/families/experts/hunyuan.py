@@ -80,7 +80,7 @@ def _values_per_layer(config: Config, name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
     depth, field_value = config.size("num_hidden_layers"), config.get(name)
     values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
-    if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
+    if len(values) < depth or any(not is_whole(value) or not 0 < value <= LARGEST for value in values):
         raise config.wrong(name, field_value, f"a positive whole number, or {depth} of them")
     return values[:depth]
 

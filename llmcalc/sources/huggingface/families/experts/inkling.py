@@ -120,11 +120,11 @@ FLOAT32_STATES = Deviation(
 
 
 def _full(model_facts: Facts) -> Any:
-    return present(next((m for m in model_facts.mixers if m.sliding_window is None), None))
+    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is None), None))
 
 
 def _sliding(model_facts: Facts) -> Any:
-    return present(next((m for m in model_facts.mixers if m.sliding_window is not None), None))
+    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is not None), None))
 
 
 DEFAULTS: dict[str, Any] = {

@@ -62,7 +62,9 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     allowed_fields = {"head_dim", "num_key_value_heads"}
     layers = [table.get(str(i), {}) for i in range(len(layer_kinds))]
     if not all(
-        isinstance(layer, dict) and set(layer) <= allowed_fields and all(is_whole(v) and v > 0 for v in layer.values())
+        isinstance(layer, dict)
+        and set(layer) <= allowed_fields
+        and all(is_whole(value) and value > 0 for value in layer.values())
         for layer in layers
     ):
         raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")

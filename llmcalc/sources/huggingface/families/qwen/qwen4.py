@@ -168,7 +168,9 @@ QUERY_BY_QUERY = Deviation(
 
 
 def _indexer_of(model_facts: Facts) -> Any:
-    return present(next((m.block_indexer for m in model_facts.mixers if getattr(m, "block_indexer", None)), None))
+    return present(
+        next((mixer.block_indexer for mixer in model_facts.mixers if getattr(mixer, "block_indexer", None)), None)
+    )
 
 
 def _inputs(model_facts: Facts) -> dict[int, Any]:

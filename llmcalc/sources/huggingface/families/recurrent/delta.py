@@ -241,9 +241,13 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
     names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in names else {})}
     layer_tables = {
-        f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()
+        f"{mixer_name}_{network_name}": {**mixer, "feed_forward": network}
+        for mixer_name, mixer in mixers.items()
+        for network_name, network in networks.items()
     }
-    stack = stack_of_kinds(layer_tables, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
+    stack = stack_of_kinds(
+        layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixing, names, strict=True)]
+    )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
 

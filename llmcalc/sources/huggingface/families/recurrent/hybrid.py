@@ -125,16 +125,16 @@ def _jamba(config: Config) -> Table:
     networks = {"dense": dense(config), "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense(config)}
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_tables = {
-        f"{a}_{b}": {"attention": mixer, "feed_forward": network}
-        for a, mixer in mixers.items()
-        for b, network in networks.items()
+        f"{mixer_name}_{network_name}": {"attention": mixer, "feed_forward": network}
+        for mixer_name, mixer in mixers.items()
+        for network_name, network in networks.items()
     }
     pairs = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_tables, [f"{a}_{b}" for a, b in pairs])
+    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in pairs])
 
 
 def _bamba(config: Config) -> Table:

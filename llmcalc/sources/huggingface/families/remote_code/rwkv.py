@@ -69,8 +69,8 @@ def _rwkv7(config: Config) -> Table:
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{
-            field: config.maybe(name) or max(32, round(share * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
-            for field, name, share, scale in (
+            field: config.maybe(name) or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
+            for field, name, mix_field, scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),

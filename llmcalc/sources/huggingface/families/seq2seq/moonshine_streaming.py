@@ -43,7 +43,7 @@ def _moonshine_streaming(config: Config) -> Table:
         config.divided("num_attention_heads", hidden, heads)
     else:
         mixer["head_dim"] = head_dim
-    share = 1.0 if config.has("rope_parameters") else 0.8
+    rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
     network = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
@@ -53,7 +53,7 @@ def _moonshine_streaming(config: Config) -> Table:
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": {
-            "attention": {**mixer, "position": rope(config, share)},
+            "attention": {**mixer, "position": rope(config, rotary_fraction)},
             "cross_attention": mixer,
             "feed_forward": network,
             "norm": norm,
