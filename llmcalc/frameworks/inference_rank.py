@@ -23,7 +23,9 @@ from .framework import Framework
 NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
 """Source of the memory of a rank that runs products on whole weights, as latent attention does."""
 
-WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for: without the buffers of an exchange"
+WITHOUT_PLAN = (
+    "divided experts or copied key heads or groups, which torch has no plan for: without the buffers of an exchange"
+)
 """Source of the memory of a rank with parts that torch itself does not divide."""
 
 

@@ -15,7 +15,7 @@ from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, stages
 from .layout_request import LayoutRequest
 from .rank_model import rank_model
-from .rank_program import NEAR_ROWS, TENSOR, RankAxes, model_axes
+from .rank_program import COPIED, NEAR_ROWS, TENSOR, RankAxes, model_axes
 from .search import even_stage_sizes, routed_experts, tokens_multiple
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
@@ -122,7 +122,7 @@ def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> lis
 
 def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `size` that may divide the axes."""
-    lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
+    lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - COPIED and axis.size != 1]
     common_divisor = gcd(*(length for length in lengths if isinstance(length, int)))
     return divisors(common_divisor, FAR * size) if common_divisor else range(max(1, size - FEW), size + FEW + 1)
 

@@ -24,7 +24,7 @@ from ..workload.recompute import NONE, Recompute
 from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, Source, Tokens
 from ..workload.run_config import RunConfig
 from .layout import Layout
-from .rank_program import RankFlow, is_divided
+from .rank_program import RankFlow, has_copies, is_divided
 
 Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
@@ -354,7 +354,7 @@ class Placements:
 def _has_whole_groups(step: Step) -> bool:
     """Whether a norm runs over groups, and each rank has complete groups."""
     groups = step.options.get("groups")
-    return groups is not None and is_divided((groups,))
+    return groups is not None and is_divided((groups,)) and not has_copies((groups,))
 
 
 def has_tokens(rows: Rows) -> bool:

@@ -6,7 +6,7 @@ caches and kernels of a rank follow from its program as those of the model follo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, wraps
@@ -28,8 +28,14 @@ from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
 from .layout import ONE_DEVICE, Chunks, Coordinates, ImpossibleLayout, Layout, Stage
 
-TENSOR = frozenset({"heads", "kv_heads", "key_heads", "ffn", "vocab", "groups", "inner"})
+TENSOR = frozenset(
+    {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
+)
 """The axes that tensor parallelism divides."""
+
+COPIED = frozenset({"kv_heads", "block_index_heads"})
+"""Axes of which ranks have copies where there are more ranks: each has the heads that its query heads read (vLLM,
+`QKVParallelLinear`, `MinimaxM3QKVParallelLinearWithIndexer`)."""
 
 FIELDS = {
     "heads": "num_attention_heads",
@@ -39,7 +45,9 @@ FIELDS = {
     "expert_ffn": "the intermediate_size of an expert",
     "vocab": "vocab_size",
     "experts": "num_experts",
+    "block_index_heads": "index_n_heads",
     "groups": "n_groups",
+    "output_groups": "o_groups",
 }
 """Axis → its field in a configuration."""
 
@@ -69,6 +77,15 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
                 yield from flat_axes(component)
         else:
             yield axis
+
+
+def has_copies(shape: Shape) -> bool:
+    """Whether several ranks have the same part of an axis of the shape, because it has fewer parts than ranks."""
+    return any(
+        isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
+        for axis in flat_axes(shape)
+        if axis.name not in NEAR_ROWS
+    )
 
 
 def is_divided(shape: Shape) -> bool:
@@ -122,7 +139,8 @@ class RankAxes:
         if axis.name in NEAR_ROWS:
             length = -(-size // degree)
             return Shard(axis.name, max(0, min(length, size - length * index)), size, degree)
-        if axis.name == "kv_heads" and degree > size and degree % size == 0:
+        is_single_group = axis.name == "groups" and size == 1  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        if is_single_group or (axis.name in COPIED and degree > size and degree % size == 0):
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
@@ -132,6 +150,15 @@ class RankAxes:
                 f"{option} {degree}: does not divide {name} {size}; expected one of {expected_degrees}"
             )
         return Shard(axis.name, size // degree, size, degree)
+
+
+def divides_groups(axes: Iterable[Axis], layout: Layout) -> bool:
+    """Whether the layout divides the groups of state-space heads, as training does.
+
+    Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
+    core/ssm/mamba_mixer.py, `ngroups`).
+    """
+    return not any(axis.name == "groups" and isinstance(axis.size, int) and axis.size % layout.tp for axis in axes)
 
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, model_axes, no_pipeline_reason
+from .rank_program import RankAxes, divides_groups, model_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -224,7 +224,12 @@ def _try_layout(
         result.refused[LAYERS] += 1
         return
     batches, remainder = divmod(global_batch, layout.dp * micro_batch)
-    reason = BATCH if remainder or not batches else refusal(axes, layout, layers, batches)
+    if remainder or not batches:
+        reason = BATCH
+    elif not divides_groups(axes, layout):
+        reason = WIDTHS
+    else:
+        reason = refusal(axes, layout, layers, batches)
     if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:

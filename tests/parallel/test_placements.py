@@ -265,6 +265,15 @@ def test_a_norm_of_groups_that_ranks_have_whole_sends_nothing() -> None:
     assert per_layer(spec, Layout(tp=2)) == {("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2}
 
 
+def test_a_norm_of_a_group_that_ranks_share_sums_squares_over_ranks() -> None:
+    """vLLM, mamba_mixer2.py, `Mixer2RMSNormGated.forward_native`: one sum a token where a group is on all ranks."""
+    mixer = next(mixer for mixer in Mamba2.examples() if mixer.n_groups == 1 and mixer.norm)
+    norms = placed(decoder(attention=mixer), Layout(tp=2)) - placed(
+        decoder(attention=Mamba2.examples()[3]), Layout(tp=2)
+    )
+    assert norms == {(phase, "all_reduce", BATCH * SEQ * 4): LAYERS for phase in ("forward", "backward")}
+
+
 def test_a_pooler_gathers_the_tokens_of_all_ranks() -> None:
     """A rank that does not have the first token gets it with all others; no gradient goes back (Megatron-LM, `Pooler`,
     `tensor_parallel_output_grad=False`).

@@ -138,7 +138,6 @@ REFUSED = {
     "Mamba-4",  # channels as rows of heads
     "SelectiveMamba2-0", "SelectiveMamba2-1",  # B, C and Δ of all heads come from one projection
     "SpanConvolution-0",  # each head's filter comes from its part of a product
-    "Attention-10",  # a block indexer whose heads are not divided
 }  # fmt: skip
 """Examples that have a reason of their own not to be divided, besides sizes."""
 

@@ -14,6 +14,8 @@ from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_model import RankModel, RankShare, heaviest_rank, rank_model
+from llmcalc.parallel.rank_program import RankFlow
+from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.symbolic.explain import explain
 
 MODELS = [
@@ -45,6 +47,34 @@ def test_parameters_of_a_tensor_group_are_the_models_and_copies(name: str) -> No
     copied = sum(size for _, size in copies.pop())
     assert copied > 0  # norms
     assert sum(params(one).total for one in shares) - copied == params(spec).total
+
+
+def shapes_of(rank: RankModel, module: str) -> list[tuple[int, ...]]:
+    """The weight's shape on that rank in every module whose path ends with `module`, one for each stack of layers."""
+    program = rank.program()
+    assert isinstance(program, RankFlow)
+    shards = weight_shards(program)
+    paths = [".".join(name for name, _ in shard.path) for shard in shards]
+    shapes = [shard.tensor.shape for path, shard in zip(paths, shards, strict=True) if path.endswith(module)]
+    assert shapes, paths
+    return shapes
+
+
+def test_ranks_copy_a_single_group_of_a_state_space_mixer() -> None:
+    """vLLM, mamba_mixer2.py: the gate, x and Δ are divided, B and C of one group are on every rank."""
+    inner, state, heads, spec = 8192, 128, 128, model("bamba-9b")
+    for rank in range(4):
+        share = rank_model(spec, Layout(tp=4), rank)
+        assert {*shapes_of(share, "mamba.in_proj")} == {(2 * inner // 4 + 2 * state + heads // 4, spec.hidden_size)}
+        assert {*shapes_of(share, "mamba.conv1d")} >= {(inner // 4 + 2 * state, 1, 4)}
+
+
+@pytest.mark.parametrize(("tp", "heads"), [(2, 2), (4, 1), (8, 1)])
+def test_ranks_divide_the_heads_that_select_blocks(tp: int, heads: int) -> None:
+    """vLLM, `MinimaxM3QKVParallelLinearWithIndexer`: like key heads, with copies if there are more ranks."""
+    spec = model("minimax-m3")
+    shapes = shapes_of(rank_model(spec, Layout(tp=tp), tp - 1), "indexer.q_proj")
+    assert {*shapes} == {(128 * heads, spec.hidden_size)}
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite"])

@@ -181,9 +181,8 @@ class CompressedAttention(TokenMixer):
             recorder.hold(out=y)
         recorder.vector("sinks", heads)
         y = recorder.rope(y, rope, back=True)
-        output_groups = recorder.per_group(
-            "o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank)
-        )
+        groups = Axis("output_groups", self.o_groups)
+        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _selected_entries(

@@ -29,10 +29,11 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     """
     if config is None:
         return None
-    table = config.get("quantization_config")
+    table, holder = config.get("quantization_config"), config
     for section in ("text_config", "llm_config", "language_config"):
         if table is None and isinstance(config.get(section), dict):
-            table = config[section].get("quantization_config")
+            holder = config[section]
+            table = holder.get("quantization_config")
     if table is None:
         table = config.get("quantization")  # older mlx-lm wrote this field alone
     if table is None:
@@ -48,6 +49,8 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
             f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known_methods}."
             f"{suggestion} ({WITHOUT})"
         )
+    if method == "fp8" and holder.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
+        table = {"expert_dtype": holder["expert_dtype"], **table}
     scheme_fields = Fields(table, f"quantization_config of {method}")
     try:
         scheme = METHODS[method](scheme_fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,6 +29,11 @@ from ...units import DTYPE_BITS
 LONG = 2**21
 """Tokens of a sequence by which every window of a published model is full."""
 
+LATENT, INDEXER = "latent_attention", "indexer"
+"""Kinds of caches: MLA's latents, and the keys of an indexer."""
+
+INDEXER_GROUP = 128
+"""Elements of an indexer's key, or of a latent beside one, that share a float32 as scale."""
 
 COMPRESSED = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
@@ -162,6 +168,28 @@ class EngineRank:
             cache = caches[full_attention_indices[-1]]
             caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
         return caches
+
+    @property
+    def selects_latents(self) -> bool:
+        """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
+        return {LATENT, INDEXER} <= {cache.kind for cache in self.token_caches}
+
+    def token_bytes(self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True) -> Fraction:
+        """Returns the bytes of one token in one layer of a cache.
+
+        element_bytes: bytes of a cached element, with its share of scales.
+        has_scaled_latents: whether latents of 8 bits beside an indexer have scales, and their rotated part 16 bits
+            (vLLM's `fp8_ds_mla`, SGLang's `calculate_mla_kv_cache_dim`); true by default.
+        An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
+        """
+        if cache.kind == INDEXER:
+            is_scaled = self.selects_latents
+            return Fraction(cache.width + cache.width // INDEXER_GROUP * 4 if is_scaled else 2 * cache.width)
+        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
+            rotated = next(mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA))
+            latent = cache.width - rotated
+            return Fraction(latent + latent // INDEXER_GROUP * 4 + 2 * rotated)
+        return cache.width * element_bytes
 
     @property
     def drafting_layers(self) -> int:

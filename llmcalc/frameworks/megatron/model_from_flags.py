@@ -211,6 +211,8 @@ def _mamba_table(settings: MegatronSettings) -> Table:
         raise InputError(
             f"--mamba-num-groups: {settings.mamba_num_groups}; expected a divisor of {inner_width // dim} heads"
         )
+    if settings.mamba_num_groups % settings.tp:  # core/ssm/mamba_mixer.py: ranks have no copies of a group
+        raise InputError(f"--mamba-num-groups: {settings.mamba_num_groups}; expected a multiple of --tp {settings.tp}")
     return {
         "type": "mamba2",
         "num_heads": inner_width // dim,

@@ -20,6 +20,7 @@ from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
+from ...parallel.rank_program import divides_groups, model_axes
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
 from ...workload.setting import declared, option
@@ -133,6 +134,10 @@ def _check_options(memory: Memory, layout: Layout) -> None:
     if experts and experts % layout.ep:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
+    if not divides_groups(model_axes(memory.spec), layout):
+        raise InputError(
+            f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
+        )
     sequence_parts = 2 * layout.cp
     if layout.cp > 1 and memory.states.workload.seq % sequence_parts:
         raise InputError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,10 @@ MAX_PREFILL_TOKENS = 16384
 
 ROPE_BYTES = 4
 """Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
+
+
+BLACKWELL = 10
+"""Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
 
 
 class Server(EngineServer):
@@ -91,6 +96,16 @@ class Server(EngineServer):
         for name in ("enable_lora", "kt_weight_path"):
             if self.divides_attention and self.flags.get(name):
                 raise InputError(f"--enable-dp-attention: with {option(name)} is not modelled; remove one of them")
+
+    @property
+    def cached_element_bytes(self) -> int:
+        """The bytes of one element of the KV cache; latents that an indexer selects have 8 bits on Blackwell by default
+        (python/sglang/srt/server_args.py).
+        """
+        is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL
+        if is_blackwell and self.flags.get("kv_cache_dtype", "auto") == "auto" and self.rank(0).selects_latents:
+            return 1
+        return super().cached_element_bytes
 
     @property
     def dp(self) -> int:
@@ -305,9 +320,8 @@ class Server(EngineServer):
         has_full = any(cache.window is None for cache in caches)
         token_bytes = sum(
             cache.layers
-            * cache.width
-            * self.cached_element_bytes
-            * (window if has_separate_pools and has_full and cache.window is not None else 1)
+            * rank.token_bytes(cache, Fraction(self.cached_element_bytes))
+            * (Fraction(window) if has_separate_pools and has_full and cache.window is not None else 1)
             for cache in caches
         )
         return max(0, int(available // token_bytes))

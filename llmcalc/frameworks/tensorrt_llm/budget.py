@@ -8,6 +8,7 @@ counts weights, torch's activations and all memory outside torch, but not its ow
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -127,7 +128,9 @@ class Server(EngineServer):
             raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
         if not rank.token_caches:
             raise InputError(f"--engine {self.name}: the model has no layer with keys and values; it is not modelled")
-        return sum(cache.layers * cache.width for cache in rank.token_caches) * self.cached_element_bytes
+        element_bytes = Fraction(self.cached_element_bytes)
+        caches = rank.token_caches
+        return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))
 
     def blocks(self, available: int, token_bytes: int) -> int:
         """Returns the number of KV cache blocks, including a partly filled block."""

@@ -21,7 +21,9 @@ from ..engines.flags import AUTO
 from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
-from .cache_formats import PACKED_FORMATS, packed_bytes
+from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes
+from .compressed_blocks import BLOCK as COMPRESSED_BLOCK
+from .compressed_blocks import compressed_layers, compressed_pool
 from .encoder_run import (
     EncoderRequest,
     EncoderRun,
@@ -37,6 +39,7 @@ from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with, second_runner
 from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
+from .sparse_workspace import sparse_workspace
 from .speculation import Speculation, speculation_of
 from .versions import Rules, SecondRunner, StateRules, VLLMRecord, vllm_record
 
@@ -366,6 +369,7 @@ class Server(EngineServer):
             stages=self.pp,
             encoder=self.encoder_run if stage == 0 else None,
             keeps_pixels=self.second_runner is None,
+            workspace=sparse_workspace(self.rank(stage), self.longest_request, self.max_num_batched_tokens),
         )
 
     @cached_property
@@ -426,12 +430,33 @@ class Server(EngineServer):
             return packed_bytes(word, rank, self.numbers)
         return Fraction(self.cached_element_bytes)
 
+    def compressed_pool(self, rank: EngineRank) -> BlockPool | None:
+        """Returns the block pool of a model with compressed attention; None for other models.
+
+        Raises `InputError` for flags with which vLLM has no such pool, or which are not modelled beside it.
+        """
+        if not compressed_layers(rank):
+            return None
+        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS):
+            raise InputError(f"--kv-cache-dtype {word}: of compressed attention is not modelled; expected fp8")
+        if self.flags.get("block_size", COMPRESSED_BLOCK) != COMPRESSED_BLOCK:
+            raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {COMPRESSED_BLOCK}")
+        for name, is_given in (
+            ("--disable-hybrid-kv-cache-manager", bool(self.flags.get("disable_hybrid_kv_cache_manager"))),
+            ("--decode-context-parallel-size", self.context_ranks > 1),
+            ("--speculative-config with a draft model", self.draft is not None),
+        ):
+            if is_given:
+                raise InputError(f"{name}: is not modelled beside compressed attention; remove the flag")
+        has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
+        return compressed_pool(rank, self.record.page_layout(self.rule_numbers), has_fp4_indexer)
+
     def stage(self, number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         draft_caches = [] if self.draft is None else self.draft.token_caches
-        pool = block_pool(
+        pool = self.compressed_pool(rank) or block_pool(
             rank,
             self.cache_element(rank),
             self.block_size,
@@ -463,7 +488,7 @@ class Server(EngineServer):
         terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
-            Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
+            Term("profile_run", peak, estimate if run.workspace else "source", rules.place, run.origin(rank, rules)),
             Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(

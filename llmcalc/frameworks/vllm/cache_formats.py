@@ -16,6 +16,9 @@ from ..engines.rank import EngineRank, mixers
 PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4")
 """Words of --kv-cache-dtype whose elements have scales beside them."""
 
+FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
+"""Words of --kv-cache-dtype whose elements have 8 bits."""
+
 FIRST_VERSION = (0, 20)
 """First version that may have them: 0.19 has none, 0.33 has all."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...accelerator import Hardware
 from ...errors import InputError
+from ...parallel.layout import ImpossibleLayout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion
 from .budget import Server, longest_request, memory
@@ -71,7 +72,7 @@ def layouts(
                     planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
                 yield flags_of_layout, planned
             except InputError as error:
-                if "divide" not in str(error):
+                if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
                     raise
         devices *= 2
 

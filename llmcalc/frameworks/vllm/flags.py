@@ -7,9 +7,9 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 from __future__ import annotations
 
 from ..engines.flags import AUTO, Flag, refused_flags
-from .cache_formats import PACKED_FORMATS
+from .cache_formats import FP8_WORDS, PACKED_FORMATS
 
-CACHE_WORDS = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", *PACKED_FORMATS)
+CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, *PACKED_FORMATS)
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
@@ -21,7 +21,7 @@ QUANTIZATION_WORDS = (
 IDLE = """
     --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
     --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count --attention-backend
-    --attention-config --aux-output-config --chat-template --chat-template-content-format --code-revision
+    --aux-output-config --chat-template --chat-template-content-format --code-revision
     --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
     --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
     --data-parallel-size-local --data-parallel-start-rank --data-parallel-supervisor-port --dcp-comm-backend
@@ -53,7 +53,7 @@ IDLE = """
     --tokenizer --tokenizer-mode --tokenizer-pool-extra-config --tokenizer-pool-size --tokenizer-pool-type
     --tokenizer-revision --tool-call-parser --tool-parser-plugin --tool-server --tool-strict-level --uds
     --uvicorn-log-level --video-pruning-method --video-pruning-rate --watchdog-config --watermark --watermark-config
-    --weight-transfer-config --worker-cls --worker-extension-cls -ac -asc -dpa -dpb -dpl -dpn -dpp -dpr -n -r
+    --weight-transfer-config --worker-cls --worker-extension-cls -asc -dpa -dpb -dpl -dpn -dpp -dpr -n -r
     """.split()  # noqa: SIM905
 """Flags with a value that change no memory of a device."""
 
@@ -118,6 +118,7 @@ FLAGS = (
     Flag(("--language-model-only",), "switch"),
     Flag(("--limit-mm-per-prompt",), "table"),
     Flag(("--compilation-config", "-cc", "-O"), "table"),
+    Flag(("--attention-config", "-ac"), "table"),
     Flag(("-O2", "-O3"), "switch", is_idle=True),
     *refused_flags(
         "a level of optimization",

@@ -24,15 +24,18 @@ SIMILAR = 1.5
 class Group:
     """Layers with one cache type. groups: KV cache groups that they fill. window: tokens per layer; None for all.
 
-    states: how their recurrent states are kept; None for keys and values.
+    states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
+    those of the pool.
     """
 
     groups: int
     window: int | None
     states: StateBlocks | None = None
+    block: int | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
         """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows also hold."""
+        block = self.block or block
         if self.states is not None:
             return self.groups * self.states.of_request(length, block)
         if self.window is None:
@@ -85,16 +88,17 @@ class BlockPool:
 
     def longest_request(self, blocks: int, chunk: int, most: int) -> int:
         """Returns the tokens of the longest request that the blocks hold: at most `most`, or a multiple of a block."""
-        low, high = 0, most // self.block_size
+        smallest_block = min(group.block or self.block_size for group in self.groups)
+        low, high = 0, most // smallest_block
         if self.blocks_of_request(most, chunk) <= blocks:
             return most
         while low < high:
             middle = (low + high + 1) // 2
-            if self.blocks_of_request(middle * self.block_size, chunk) <= blocks:
+            if self.blocks_of_request(middle * smallest_block, chunk) <= blocks:
                 low = middle
             else:
                 high = middle - 1
-        return low * self.block_size
+        return low * smallest_block
 
 
 def block_pool(
@@ -127,7 +131,7 @@ def block_pool(
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
-        token_bytes = math.ceil(sum(cache.layers * cache.width for cache in caches) * element_bytes)
+        token_bytes = math.ceil(sum(cache.layers * rank.token_bytes(cache, element_bytes) for cache in caches))
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")

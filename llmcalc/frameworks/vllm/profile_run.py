@@ -33,7 +33,7 @@ class ProfileRun(NamedTuple):
     tokens: max_num_batched_tokens. sequences: max_num_seqs. element_bytes: bytes of an activation.
     units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
     divided into chunks (V0). stages: stages of the pipeline. encoder: the run of the encoder of images before it; None
-    without. keeps_pixels: whether the encoder's input stays.
+    without. keeps_pixels: whether the encoder's input stays. workspace: bytes of the workspace of sparse attention.
     """
 
     tokens: int
@@ -45,6 +45,7 @@ class ProfileRun(NamedTuple):
     stages: int
     encoder: EncoderRun | None = None
     keeps_pixels: bool = True
+    workspace: int = 0
 
     @property
     def encoder_bytes(self) -> int:
@@ -86,7 +87,7 @@ class ProfileRun(NamedTuple):
     def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
         text_model = max(self.layer_bytes(rank), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
-        return max(text_model, self.encoder_bytes) + CUBLAS_WORKSPACE
+        return max(text_model, self.encoder_bytes) + CUBLAS_WORKSPACE + self.workspace
 
     def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from ...accelerator import Hardware
+from ...errors import InputError
 from ...record import Record
 from ..engines.engine import EngineVersion
 from ..engines.versions import (
@@ -61,6 +62,15 @@ class StateRules(VersionRange):
     needs_batch_of_a_block: bool = False
     checkpoints_of_mamba2: bool = False
     checkpoints_of_delta_nets: float | None = None
+
+
+PageLayout: TypeAlias = Literal["tuples", "page sizes", "groups"]
+
+
+class CompressedPages(VersionRange):
+    """Where a block has the pages of compressed attention in a range of versions; the TOML file explains the fields."""
+
+    layout: PageLayout
 
 
 class VideoFrames(VersionRange):
@@ -134,6 +144,7 @@ class VLLMRecord(EngineRecord[Rules]):
 
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
+    compressed_pages: tuple[CompressedPages, ...] = Field(min_length=1)
     video_frames: tuple[VideoFrames, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
@@ -160,6 +171,17 @@ class VLLMRecord(EngineRecord[Rules]):
     def state_rules(self, version: Numbers) -> StateRules:
         """Returns how a version keeps recurrent states; of versions before them the first row."""
         return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
+
+    def page_layout(self, version: Numbers) -> PageLayout:
+        """Returns where a block of a version has the pages of compressed attention.
+
+        Raises `InputError` for a version before those that have it.
+        """
+        rows = ranges_at(self.compressed_pages, version)
+        if not rows:
+            first = self.compressed_pages[0].start
+            raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first} on")
+        return rows[-1].layout
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""

@@ -28,7 +28,7 @@ from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
-from ...parallel.rank_program import RankFlow, Shard, flat_axes, is_divided
+from ...parallel.rank_program import FIELDS, RankFlow, Shard, flat_axes, has_copies, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import Frame, Path
@@ -469,16 +469,18 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks."""
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads or groups than ranks."""
     layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
-        for axis in flat_axes(step.outs[0].axes) if step.outs else ():
-            if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.full_size < axis.degree:
-                raise InputError(
-                    f"--tp {layout.tp}: torch divides no key head, and there are {axis.full_size}; expected a divisor"
-                )
+        if step.outs and has_copies(step.outs[0].axes):
+            axes = (axis for axis in flat_axes(step.outs[0].axes) if isinstance(axis, Shard))
+            axis = next(axis for axis in axes if has_copies((axis,)))
+            raise InputError(
+                f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "
+                "expected a divisor"
+            )
 
 
 def new_view(shape: Shape, base: Tensor) -> Tensor:

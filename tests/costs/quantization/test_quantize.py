@@ -453,3 +453,32 @@ def test_compressed_tensors_modules(layout: str, weights: dict[str, Any], inputs
     assert one_map(scheme_of_config({"quantization_config": made}), 160, 256) == bytes_of(stored.values()), {
         k: v.shape for k, v in stored.items()
     }
+
+
+def test_the_format_of_experts_may_stand_beside_the_table() -> None:
+    """`DeepseekV4Config` moves `expert_dtype` into the table: configs of DeepSeek-V4 have it beside."""
+    from transformers import DeepseekV4Config
+
+    table = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    moved = DeepseekV4Config(expert_dtype="fp4", quantization_config=dict(table)).quantization_config
+    spec = llmcalc.load("qwen3-30b-a3b").model
+    beside, inside, without = (
+        quantized_size(spec, scheme)
+        for config in (
+            {"expert_dtype": "fp4", "quantization_config": table},
+            {"quantization_config": moved},
+            {"quantization_config": table},
+        )
+        if (scheme := scheme_of_config(config)) is not None
+    )
+    assert beside.total == inside.total < without.total
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("kimi-k2-thinking", 594), ("kimi-k2.5", 594), ("deepseek-v4-flash", 156)]
+)
+def test_presets_with_experts_of_four_bits_have_the_bytes_of_their_checkpoints(name: str, gigabytes: int) -> None:
+    preset = llmcalc.load(name)
+    scheme = scheme_of_config({"quantization_config": preset.stored_as})
+    assert scheme is not None
+    assert round(quantized_size(preset.model, scheme).total / 1e9) == gigabytes

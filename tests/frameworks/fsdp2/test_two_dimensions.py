@@ -285,7 +285,12 @@ def test_what_float8_gathers() -> None:
         ("phi-2", Layout(tp=2, sequence_parallel=True), 8, "a bias beside a sum over ranks is not modelled"),
         ("t5-small", Layout(tp=2, sequence_parallel=True), 8, "encoder.layers.self_attn.q_proj: of an encoder"),
         ("llama3-8b", Layout(tp=2, sequence_parallel=True), 9, "--tp 2 does not divide 9 tokens; expected a multiple"),
-        ("llama3-8b", Layout(tp=16), 8, "--tp 16: torch divides no key head, and there are 8; expected a divisor"),
+        (
+            "llama3-8b",
+            Layout(tp=16),
+            8,
+            "--tp 16: torch gives no part to several ranks, and num_key_value_heads is 8; expected a divisor",
+        ),
         ("qwen3-30b-a3b", Layout(tp=2), 8, "--tp 2: experts divided by torch's own tensors are not modelled"),
     ],
 )

@@ -13,7 +13,9 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
 from llmcalc.frameworks.vllm.kv_blocks import block_pool
+from llmcalc.frameworks.vllm.sparse_workspace import sparse_workspace
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
@@ -517,3 +519,83 @@ def test_encoders_that_are_whole_on_each_rank() -> None:
     tower = weights(1) - weights(1, language_model_only=True)
     text = weights(2, language_model_only=True)
     assert weights(2) < weights(2, mm_encoder_tp_mode="data") == text + tower
+
+
+COMPRESSED_BLOCKS = [
+    # vLLM's start-up on two GH200 (its issue 44376, 0.22): 6.66 GiB for 30,000 tokens
+    ("deepseek-v4-flash", "tuples", False, 1_051_776),
+    # its pull request 48993, before and after, with FlashMLA and an indexer cache of 4 bits, of which the first keeps 8
+    ("deepseek-v4-pro", "page sizes", True, 1_473_408),
+    ("deepseek-v4-pro", "groups", True, 1_315_008),
+    # computed by vLLM's own functions from that config (0.25)
+    ("deepseek-v4-flash", "page sizes", False, 1_039_680),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "layout", "has_fp4_indexer", "block_bytes"), COMPRESSED_BLOCKS)
+def test_a_block_of_compressed_attention_has_the_bytes_that_vllm_prints(
+    target: str, layout: Any, has_fp4_indexer: bool, block_bytes: int
+) -> None:
+    pool = compressed_pool(EngineRank(llmcalc.load(target), Layout(tp=2)), layout, has_fp4_indexer)
+    assert pool.block_bytes == block_bytes
+
+
+def test_a_request_of_compressed_attention_needs_what_vllm_prints() -> None:
+    """vLLM's issue 44376: 30,000 tokens need 6.66 GiB in batches of 16,384, and 13,528 fit into 5.44 GiB."""
+    pool = compressed_pool(EngineRank(llmcalc.load("deepseek-v4-flash"), Layout(tp=2)), "tuples")
+    needed = pool.blocks_of_request(30_000, 16_384)
+    assert round(needed * pool.block_bytes / GIB, 2) == 6.66
+    longest = [pool.longest_request(int(gib * GIB) // pool.block_bytes, 16_384, 30_000) for gib in (5.435, 5.445)]
+    assert longest[0] <= 13_528 <= longest[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--kv-cache-dtype", "bfloat16"), "--kv-cache-dtype bfloat16: of compressed attention is not modelled"),
+        (("--block-size", "128"), "--block-size 128: compressed attention has blocks of 256"),
+        (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size: of compressed attention is not modelled"),
+        (("--disable-hybrid-kv-cache-manager",), "--disable-hybrid-kv-cache-manager: is not modelled beside"),
+    ],
+)
+def test_what_is_not_modelled_of_compressed_attention_is_refused(flags: tuple[str, ...], message: str) -> None:
+    done = command("memory", "deepseek-v4-flash", "--engine", "vllm", "--hardware", "h200", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr
+    refused = command("memory", "deepseek-v4-flash", "--engine", "vllm==0.19", "--hardware", "h200")
+    assert refused.returncode == 2
+    assert "compressed attention is modelled from vLLM 0.21 on" in refused.stderr
+
+
+def test_sparse_attention_reserves_a_workspace() -> None:
+    """40 of the longest sequences in keys of 132 bytes: 825 MiB of DeepSeek-V3.2 (mla/indexer.py); by entries of four
+    tokens in DeepSeek-V4, or the gathered keys of four prompts where they are more.
+    """
+    sparse, compressed, dense = (
+        EngineRank(llmcalc.load(name), Layout(tp=8)) for name in ("deepseek-v3.2", "deepseek-v4-flash", "deepseek-v3")
+    )
+    assert sparse_workspace(sparse, 163_840, 8192) == 865_075_200
+    assert sparse_workspace(compressed, 2**20, 8192) == 40 * 2**18 * 132
+    assert sparse_workspace(dense, 163_840, 8192) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "flags", "token_bytes"),
+    [
+        # 132 bytes of an indexer's key: [158][4372, 64, 132] in a start-up of GLM-5 (LMCache's issue 3339, vLLM 0.21)
+        ("vllm", "h200", {}, 61 * (2 * 576 + 132)),
+        ("vllm", "h200", {"kv_cache_dtype": "fp8"}, 61 * (656 + 132)),  # v1/kv_cache_interface.py, `MLAAttentionSpec`
+        ("sglang", "h200", {}, 61 * (2 * 576 + 132)),
+        ("sglang", "b200", {}, 61 * (656 + 132)),  # srt/server_args.py: float8 on Blackwell by default
+        ("tensorrt-llm", "h200", {}, 61 * (2 * 576 + 132)),
+    ],
+)
+def test_keys_of_an_indexer_have_eight_bits(
+    engine: str, hardware: str, flags: dict[str, Any], token_bytes: int
+) -> None:
+    record, version = engine_and_version(engine)
+    device = find_hardware(hardware)
+    tensor = {"vllm": "tensor_parallel_size", "sglang": "tp_size", "tensorrt-llm": "tp_size"}[engine]
+    memory = record.memory_on(llmcalc.load("deepseek-v3.2"), device, version, {tensor: 8, **flags})
+    available = memory.bytes_of("kv_cache")
+    assert abs(available / token_bytes - memory.kv_tokens) < 65

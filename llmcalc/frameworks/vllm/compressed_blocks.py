@@ -1,0 +1,147 @@
+"""The blocks of vLLM's KV cache for compressed attention (DeepSeek-V4).
+
+A layer has up to five caches: keys of a window, compressed entries, the indexer's entries, and the states from which
+the next entry of either is computed. Each cache has pages of equal bytes; caches with pages of the same tokens form a
+group, and all groups take blocks from one pool (v1/core/kv_cache_utils.py, `group_and_unify_kv_cache_specs`,
+`_get_kv_cache_groups_uniform_groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ...components.mixers.compressed import CompressedAttention
+from ...errors import InputError
+from ...parallel.layout import ImpossibleLayout
+from ..engines.rank import EngineRank, mixers
+from .kv_blocks import BlockPool, Group
+from .versions import PageLayout
+
+BLOCK = 256
+"""Tokens of a block of entries: the only size of FlashMLA's and the indexer's kernels."""
+
+WINDOW_BLOCK = 64
+"""Tokens of a block of the window's keys (v1/attention/backends/mla/sparse_swa.py)."""
+
+STATE_BLOCKS = {4: 4, 128: 8}
+"""Tokens of an entry → tokens of a block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
+
+ALIGNMENT = 576
+"""Bytes of which a page is a multiple in the cache format `fp8_ds_mla`."""
+
+FLOAT32_BYTES = 4
+
+
+class Pages(NamedTuple):
+    """The pages of one cache in layers of one type.
+
+    layers: number of layers. bytes: bytes of a page. block: tokens of a page. window: tokens that the cache keeps; None
+    for all tokens.
+    """
+
+    layers: int
+    bytes: int
+    block: int
+    window: int | None
+
+
+def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
+    """Returns each type of compressed attention in the model with its number of layers."""
+    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+
+
+def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
+    """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
+
+    layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
+    Raises `InputError` for a pipeline, and for entries of other sizes than those of DeepSeek-V4.
+    """
+    if rank.layout.pp > 1:
+        raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
+    by_group: dict[tuple[int, int | None], list[Pages]] = {}
+    for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
+        by_group.setdefault((pages.block, pages.window), []).append(pages)
+    entries = by_group.pop((BLOCK, None), [])
+    if not entries:
+        raise InputError("--engine vllm: compressed attention without entries is not modelled")
+    sizes = sorted({pages.bytes for pages in entries})
+    counts = [_tuples(entries), *map(_tuples, by_group.values())]
+    divisor = _least_padding(counts, counts[0])
+    groups, slots = [Group(1, None, block=BLOCK)], [_layers_by_size(entries)]
+    for (block, window), group in by_group.items():
+        if layout != "groups":  # pages have the bytes of the next larger page of entries
+            group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
+        parts = -(-_tuples(group) // divisor)
+        groups.append(Group(parts, window, block=block))
+        slots.append({size: -(-layers // parts) for size, layers in _layers_by_size(group).items()})
+    return BlockPool(_block_bytes(slots, sizes, layout), BLOCK, tuple(groups))
+
+
+def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
+    """Yields the pages of every cache. Layers that draft tokens keep the keys of a window only.
+
+    has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
+        float32 for 128.
+    """
+    for mixer, layers in compressed_layers(rank):
+        key_bytes = _key_bytes(mixer)
+        yield Pages(layers, _aligned(WINDOW_BLOCK * key_bytes), WINDOW_BLOCK, mixer.sliding_window)
+        rate = mixer.compress_rate
+        if rate is None:
+            continue
+        if rate not in STATE_BLOCKS:
+            raise InputError(f"--engine vllm: entries of {rate} tokens; expected {' or '.join(map(str, STATE_BLOCKS))}")
+        entry_bytes = {mixer.head_dim: key_bytes}
+        if mixer.indexer is not None:
+            dim = mixer.indexer.index_head_dim
+            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else dim + dim // 128 * FLOAT32_BYTES
+        windows = 1 + mixer.overlap
+        for dim, bytes_of_entry in entry_bytes.items():
+            state_bytes = 2 * windows * dim * FLOAT32_BYTES  # values and scores of each token
+            yield Pages(layers, _aligned(BLOCK // rate * bytes_of_entry), BLOCK, None)
+            yield Pages(layers, _aligned(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
+    if rank.drafting_layers:
+        first = next(mixer for mixer, _ in compressed_layers(rank))
+        yield Pages(
+            rank.drafting_layers, _aligned(WINDOW_BLOCK * _key_bytes(first)), WINDOW_BLOCK, first.sliding_window
+        )
+
+
+def _key_bytes(mixer: CompressedAttention) -> int:
+    """The bytes of a key: float8 with a scale for 64 elements, a byte of padding, and its rotated part in 16 bits."""
+    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
+    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
+    """Bytes of a page → number of layers with such pages in a group."""
+    layers: dict[int, int] = {}
+    for pages in group:
+        layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
+    return layers
+
+
+def _tuples(group: Iterable[Pages]) -> int:
+    """The number of tuples with one page of each size that a group fills."""
+    return max(_layers_by_size(group).values())
+
+
+def _least_padding(counts: list[int], least: int) -> int:
+    """Returns the number of tuples, at least `least`, of which multiples exceed the counts least; the larger of equals
+    (`_approximate_gcd`).
+    """
+    return min(range(least, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number))
+
+
+def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:
+    """Returns the bytes of a block. slots: for each group, bytes of a page → number of its pages in a block."""
+    if layout == "tuples":
+        return sum(sizes) * max(max(pages.values()) for pages in slots)
+    if layout == "page sizes":
+        return sum(size * max(pages.get(size, 0) for pages in slots) for size in sizes)
+    return max(sum(size * count for size, count in pages.items()) for pages in slots)
