@@ -45,6 +45,9 @@ VAGUE = frozenset(
         "why",
         "near",
         "meant",
+        "facts",
+        "contexts",
+        "half",
     ]
 )
 """Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""
@@ -93,7 +96,6 @@ def docstrings() -> Iterator[Name]:
                     yield Name(text.splitlines()[0], getattr(node, "name", "module"), f"{file}:{line}")
 
 
-@cache
 @cache
 def vague_counts() -> dict[str, int]:
     """Room → how often its code has one of the vague identifiers."""
