@@ -82,7 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names are loaded when they are first used: `import llmcalc` alone costs nothing."""
+    """Imports the module of a name when the name is first used, so that `import llmcalc` alone is fast."""
     from importlib import import_module
 
     homes = {"InputError": ".errors", "ModelSpec": ".model", "testing": ".testing"}

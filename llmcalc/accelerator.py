@@ -66,7 +66,7 @@ class ComputeUnits(Record):
 
 
 class Configuration(Record):
-    """One memory size in which an accelerator is sold, and the figures that differ with it, as in `Hardware`.
+    """One memory size in which an accelerator is sold, with the figures that differ with the size, as in `Hardware`.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
@@ -146,8 +146,8 @@ class Hardware(Record):
                 and configuration.usable_memory_bytes > configuration.memory_bytes
             ):
                 raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
-        sizes = [configuration.memory_bytes for configuration in self.configurations]
-        if sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.memory_bytes):
+        memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
+        if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for table in ("peak_flops", "float16_accumulation_flops"):
             for name in getattr(self, table):
@@ -158,13 +158,15 @@ class Hardware(Record):
         return self
 
     def peak(self, dtype: str) -> int:
-        """Returns the dense peak FLOP/s in a number format, given by its full name.
+        """Returns the dense peak FLOP/s in a number format, such as `bfloat16`.
 
         Raises `InputError` if no peak is known for it.
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        formats = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
+        formats = [
+            DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
+        ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
@@ -208,7 +210,7 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The verdict whether a run fits on one accelerator.
+    """The verdict whether a run's memory fits on one accelerator.
 
     needed: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
@@ -235,7 +237,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes as a share of the capacity; above 1 if they do not fit."""
+        """The required bytes over the capacity; above 1 if they do not fit."""
         return self.needed / self.capacity
 
     @property

@@ -47,7 +47,7 @@ def times(left: Number, right: Number) -> Number:
 
 
 def same(left: Number, right: Number) -> bool:
-    """Whether two values are known to be equal; arrays in every element. A symbol equals only itself."""
+    """Whether two values are certainly equal, arrays in every element. A symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):
@@ -84,7 +84,10 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers by a condition on a size; elementwise for arrays. It does not support symbols."""
+    """Returns one of two numbers, depending on a condition on a size; elementwise for arrays.
+
+    It does not support symbols.
+    """
     if _is_array(condition, if_true, if_false):
         import numpy
 

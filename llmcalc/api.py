@@ -416,10 +416,10 @@ def fit(
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed_options = options_of(options, run=True, layout=True)
-    run = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
     of_training = "" if global_batch is None else "--global-batch"
-    settings = with_implied_phase(run.settings, run.layout, parsed_options.gives(phase), of_training)
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed_options.read(model))
+    settings = with_implied_phase(run_options.settings, run_options.layout, parsed_options.gives(phase), of_training)
+    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 
 
@@ -453,9 +453,9 @@ def plan(
     from .studies.plan import Order
 
     parsed_options = options_of(options, run=True, layout=True)
-    run = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    settings = plan_settings(run.settings, parsed_options.gives(phase))
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed_options.read(model))
+    run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    settings = plan_settings(run_options.settings, parsed_options.gives(phase))
+    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
     time_options = TimeOptions(
         stack=optional_text("--stack", stack, "maxtext"),
@@ -639,7 +639,7 @@ def cost(
     from .questions.runs import RunQuestion
 
     parsed_options = options_of(options, run=True, layout=True)
-    run = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    run_options = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
     texts = {"engine": engine, "stack": stack, "overlap": overlap}
     cost_options = CostOptions(
         tokens=optional_count("--tokens", tokens),
@@ -654,7 +654,7 @@ def cost(
         nic=nic,
         **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
     )
-    return ask_cost(RunQuestion(**vars(run), preset=parsed_options.read(model)), cost_options)
+    return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read(model)), cost_options)
 
 
 def compare(
@@ -687,8 +687,8 @@ def compare(
     check_compared(bool(models), all, selection)
     compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
-        chosen = [preset.name for preset, _ in compared_models] if all else models
-        compared_models = [(parsed_options.read(model), None) for model in chosen]
+        chosen_names = [preset.name for preset, _ in compared_models] if all else models
+        compared_models = [(parsed_options.read(model), None) for model in chosen_names]
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,

@@ -93,7 +93,7 @@ def spec_of(model: Model) -> ModelSpec:
 
 
 class Options(NamedTuple):
-    """The options of a call, sorted by subject: reading the model, a rank, a run, a layout."""
+    """The options of a call of the Python API, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -101,17 +101,17 @@ class Options(NamedTuple):
     layout: dict[str, Any]
 
     def read(self, model: Model) -> Preset:
-        """Returns the model, with the changes that the call requests."""
+        """Reads the model, with the changes that the call's options request."""
         return preset_of(model, **self.reading)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
-        """Returns a draft model, without the changes of the call; None without a draft model."""
+        """Reads the draft model, without the changes that apply to the target model; None without a draft model."""
         if draft is None:
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call sets a setting of this name. phase: the phase that it sets; None for no phase."""
+        """Whether the call sets the setting of this name. phase: the phase that the call sets; None for no phase."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
@@ -130,7 +130,7 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of a call. rank, run, layout: whether the function takes options of these subjects.
+    """Sorts the options of an API call by subject. rank, run, layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
     """
@@ -157,22 +157,22 @@ def options_of(
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """Returns a number of sequences or tokens, also from text such as `32k`; None for None."""
+    """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
 
 
 def optional_text(option: str, value: Any, example: str) -> str | None:
-    """Returns None for None, or what `text` returns."""
+    """Validates text as `text` does; None stays None."""
     return None if value is None else text(option, value, example)
 
 
 def optional_word(option: str, value: Any, words: Any) -> Any:
-    """Returns None for None, or what `one_of` returns."""
+    """Validates a word as `one_of` does; None stays None."""
     return None if value is None else one_of(option, value, words)
 
 
 def optional_count(option: str, value: Any) -> int | None:
-    """Returns a count such as `15T`; None for None."""
+    """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
     return None if value is None else parse_count(str(value), option)
@@ -204,7 +204,7 @@ def cache_format_of(value: Any) -> str:
 
 
 def _hardware_names(hardware: Any) -> list[str]:
-    """Returns accelerators' names as a tuple: from one name, from several names, or from None."""
+    """Returns names of accelerators as a tuple, from one name, several names or None."""
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     return [text("--hardware", name, "h100") for name in names if name is not None]
 

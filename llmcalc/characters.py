@@ -29,7 +29,9 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def ascii_replacement(character: str) -> str:
@@ -48,7 +50,7 @@ def ascii_replacement(character: str) -> str:
 
 
 def fitted(text: str, encoding: str) -> str:
-    """Returns the text with replacements for characters that the encoding lacks."""
+    """Returns the text with replacements for characters that an encoding cannot represent."""
     try:
         return text.encode(encoding, HANDLER).decode(encoding)
     except LookupError:  # an encoding that this Python does not know
@@ -65,7 +67,7 @@ codecs.register_error(HANDLER, _replace_error)
 
 
 def make_streams_whole() -> None:
-    """Makes stdout and stderr replace characters that their encoding lacks, instead of raising an error."""
+    """Makes stdout and stderr replace characters that their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not (stream.encoding or "").lower().startswith("utf"):

@@ -93,7 +93,7 @@ def _draw_shape(
 
 def _draw_aspect(
     *,
-    kind: str | None = None,
+    model_kind: str | None = None,
     attention: str | None = None,
     moe: bool | None = None,
     min_params: int | str | None = None,
@@ -101,7 +101,7 @@ def _draw_aspect(
     label: str | Sequence[str] = (),
 ) -> Figure:
     labels = [label] if isinstance(label, str) else list(label)
-    return pictures.aspect_picture(selection_of(kind, attention, moe, min_params, max_params), labels)
+    return pictures.aspect_picture(selection_of(model_kind, attention, moe, min_params, max_params), labels)
 
 
 def _draw_memory(

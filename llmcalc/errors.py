@@ -19,8 +19,8 @@ def one_line(text: str) -> str:
     if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
         text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
     line = printable(text)
-    half = LONGEST_MESSAGE // 2
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
+    half_length = LONGEST_MESSAGE // 2
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half_length]} … {line[-half_length:]}"
 
 
 class InputError(ValueError):
@@ -83,11 +83,11 @@ def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) 
 
 def _letters_and_digits(name: str) -> str:
     """Returns the letters and digits of a name, in lower case."""
-    return "".join(c for c in name.lower() if c.isalnum())
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name within at most two typing errors of `name`; empty if no name is near.
+    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
@@ -114,7 +114,7 @@ def edit_distance(first_name: str, second_name: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Formats a wrong value for an error message, cut to 60 characters."""
+    """Formats a wrong value for an error message, shortened to 60 characters."""
     try:
         text = (
             repr(value)

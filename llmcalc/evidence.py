@@ -1,4 +1,4 @@
-"""Evidence for the bytes of an answer: witnesses, and the rule that a sum has the weakest status of its terms.
+"""Evidence for computed bytes: the checks behind them, and the rule that a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -31,7 +31,7 @@ ON_META = "torch on meta: every operation's storages"
 
 @frozen
 class Witness:
-    """A measurement with which bytes were compared, or the source code in which they were read.
+    """An independent check of computed bytes: a measurement, or the source code of the library that allocates them.
 
     status: how well it shows them. name: what it is, in words. test: the module of the test that compares, as a path in
     the repository; empty only without a witness.
@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """A part, optimizer, kernel or framework of a run, with its witness.
+    """The evidence for a part, optimizer, kernel or framework: the independent check of its bytes.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
     framework that runs it; empty for the thing by itself. witness: by default none.
@@ -86,7 +86,7 @@ class FrameworkEvidence:
     own_kernels: bool = False
 
     def run(self, parts: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
-        """Returns the evidence for one run: the framework, its parts and its optimizer."""
+        """Returns the evidence for one run: for the framework, its parts and its optimizer."""
         run_evidence = [Evidence("framework", self.name, self.witness)]
         for part in parts:
             witness = self.parts.get((part.kind, part.name), self.rest)
@@ -97,28 +97,28 @@ class FrameworkEvidence:
 
 
 def by_torch(test: str) -> Witness:
-    """Returns the witness of bytes that a test compares exactly with torch's own operations."""
+    """Returns the check of bytes that a test compares exactly with torch's own operations."""
     return Witness("exact", ON_META, test)
 
 
 def by_source(name: str, test: str) -> Witness:
-    """Returns the witness of bytes read in a library's source code. name: the file. test: compares with hand
+    """Returns the check of bytes read in a library's source code. name: the file. test: compares with hand
     arithmetic."""
     return Witness("source", name, test)
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """Returns the status of a sum: the weakest status of its terms; `exact` without terms."""
+    """Returns the verification status of a sum: the weakest status of its terms; `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names with a status, without repetitions."""
+    """Returns the names of the evidence with a verification status, without repetitions."""
     return ", ".join(dict.fromkeys(str(item) for item in evidence if item.status == status))
 
 
 def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the witnesses with a status, without repetitions."""
+    """Returns the independent checks with a verification status, without repetitions."""
     return "; ".join(dict.fromkeys(item.witness.name for item in evidence if item.status == status))
 
 
@@ -126,7 +126,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
-    """Returns a decorator that states the witness of a kernel's method.
+    """Returns a decorator that records the independent check of a kernel's method.
 
     choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """
@@ -140,6 +140,6 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the witness that a class or function itself states, not an inherited one; `UNTESTED` without one."""
+    """Returns the check that a class or function itself records, not an inherited one; `UNTESTED` without one."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

@@ -110,10 +110,12 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        source = None if self.encoder is None else self._source_width(self.encoder)
-        for side, stack in self.stacks():
+        source_width = None if self.encoder is None else self._source_width(self.encoder)
+        for stack_name, stack in self.stacks():
             width = stack.hidden_size or self.hidden_size
-            stack.check_place(Standing(side, width, side, source_width=source if side == "decoder" else None))
+            stack.check_place(
+                Standing(stack_name, width, stack_name, source_width=source_width if stack_name == "decoder" else None)
+            )
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
@@ -136,8 +138,8 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for part in self.on_output():
-            part.check_output(output)
+        for component in self.on_output():
+            component.check_output(output)
         check_widths(self.towers)
         return self
 
@@ -201,7 +203,7 @@ class ModelSpec(Part):
             )
 
     def _weight_role(self, name: str) -> Role:
-        """Returns the role of the embedding or of the head: `shared` if it is the target model's."""
+        """Returns the role of the embedding's or head's weight: `shared` if it belongs to the target model."""
         return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
@@ -242,7 +244,7 @@ class ModelSpec(Part):
             ("encoder", self.encoder),
             ("decoder", self.decoder),
         ]
-        return [(side, stack) for side, stack in both_stacks if stack is not None]
+        return [(stack_name, stack) for stack_name, stack in both_stacks if stack is not None]
 
     @property
     def source_tokens(self) -> int | None:
@@ -252,15 +254,15 @@ class ModelSpec(Part):
 
     @property
     def main(self) -> Stack:
-        """The stack that computes the output: the decoder, or the encoder of an encoder-only model."""
+        """The stack of layers that computes the output: the decoder, or the encoder of an encoder-only model."""
         stack = self.decoder if self.decoder is not None else self.encoder
         assert stack is not None
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that read the model's output beside the head."""
+        """The components that read the final hidden states, in addition to the output head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
-        return [part for part in parts if part is not None]
+        return [component for component in parts if component is not None]
 
     @property
     def top_size(self) -> int | None:
@@ -306,8 +308,8 @@ class ModelSpec(Part):
 
         flow: what records it, a new one by default.
         """
-        f = Flow() if flow is None else flow
-        f.dropouts = {} if self.dropout is None else self.dropout.probabilities()
+        recorder = Flow() if flow is None else flow
+        recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         rows = (
             vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
@@ -315,50 +317,56 @@ class ModelSpec(Part):
         embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._reads_own_input:
-            table = f.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.reads_no_embedding:
-            table = f.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
-            source = self._source_rows if has_two_stacks else TOKENS
+            source_rows = self._source_rows if has_two_stacks else TOKENS
             role = self._weight_role("embed_tokens")
-            x, table = f.table("embed_tokens", rows, embedding_axis, of=source, kind="embedding", role=role)
+            x, table = recorder.table("embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=role)
         if self.unused_embedding is not None:
-            f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        x = x if has_two_stacks else self._projected_embeddings(f, x, hidden)
-        for side, stack in self.stacks():
-            f.causal = side == "decoder"
+            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
+        x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden)
+        for stack_name, stack in self.stacks():
+            recorder.causal = stack_name == "decoder"
             if not has_two_stacks:
-                x = stack.flow(f, x, None if stack.input_size is None else hidden)
+                x = stack.flow(recorder, x, None if stack.input_size is None else hidden)
                 continue
-            x = x if side == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
-            with f.scope(side) as scope:
-                if side == "encoder":
+            x = (
+                x
+                if stack_name == "encoder"
+                else self._projected_embeddings(recorder, recorder.look_up(table, TOKENS), hidden)
+            )
+            with recorder.scope(stack_name) as scope:
+                if stack_name == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = f.memory = scope.gives = self._encoder_output(f, stack, x)
+                    x = recorder.memory = scope.gives = self._encoder_output(recorder, stack, x)
                 else:
                     scope.reads = x
-                    x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
-        if f.has_output or self.towers:
-            self._record_output(f, x, vocab, hidden, embedding_axis, table)
-        return f
+                    x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
+        if recorder.has_output or self.towers:
+            self._record_output(recorder, x, vocab, hidden, embedding_axis, table)
+        return recorder
 
     @property
     def _reads_own_input(self) -> bool:
-        """Whether the encoder has its own stem or token embedding."""
+        """Whether the encoder has a stem or token embedding of its own, separate from the decoder's embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
-    def _projected_embeddings(self, f: Flow, x: Value, hidden: Axis) -> Value:
+    def _projected_embeddings(self, recorder: Flow, x: Value, hidden: Axis) -> Value:
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
-            x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
-            f.hold(neighbours=x)
+            x = recorder.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            recorder.hold(neighbours=x)
         weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
-        f.memo["embed_proj"] = weight
-        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight)
+        recorder.memo["embed_proj"] = weight
+        return recorder.linear(
+            "embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight
+        )
 
     @property
     def _source_rows(self) -> Rows:
@@ -366,52 +374,56 @@ class ModelSpec(Part):
         stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if stem is None else stem.positions
 
-    def _encoder_output(self, f: Flow, encoder: Stack, x: Value) -> Value:
+    def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""
         width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:
             return encoder.flow(
-                f, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
+                recorder, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
             )
-        return encoder.flow(f, x, width)
+        return encoder.flow(recorder, x, width)
 
-    def _record_output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight) -> None:
-        """Records the parts that read the hidden states, and the towers."""
-        f.hold(x=x)
+    def _record_output(
+        self, recorder: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight
+    ) -> None:
+        """Records the components that read the final hidden states, and the vision and audio encoders."""
+        recorder.hold(x=x)
         values_read: dict[str, Value] = {}
-        for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
-            if part is not None:
-                values_read[name] = f.part(name, part, x, role=part.role, stack=self.main)
+        for name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
+            if component is not None:
+                values_read[name] = recorder.part(name, component, x, role=component.role, stack=self.main)
         if self.pooler is not None:
-            f.hold(pooled=values_read["pooler"])
+            recorder.hold(pooled=values_read["pooler"])
         output_states = x
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             rows = x.rows if self.head.type in ("none", "projection") else LOGITS
-            weight = f.memo["embed_proj"] if self.tied_projection else None
-            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
-        f.result = x
+            weight = recorder.memo["embed_proj"] if self.tied_projection else None
+            x = recorder.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
+        recorder.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
-            f.result = f.part("classifier", self.head, pooled_vector)
+            recorder.result = recorder.part("classifier", self.head, pooled_vector)
         if self.head.type == "projection":
-            f.result = f.part("projection", self.head, x)
+            recorder.result = recorder.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
             role = self._weight_role("lm_head")
-            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role)
+            recorder.result = recorder.part(
+                "lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role
+            )
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
                 proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-                f.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
+                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
             if self.mtp is not None:
                 assert output is not None
-                self.mtp.flow(f, output_states, self.main, vocab, table, output)
+                self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
         if self.towers:
-            with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
-                record_towers(f, self.towers)
+            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
+                record_towers(recorder, self.towers)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
@@ -426,7 +438,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Transposed(nn.Module):
-        """A linear layer with the weight of another, transposed."""
+        """A linear layer that uses the transposed weight of another linear layer."""
 
         def __init__(self, linear: nn.Linear) -> None:
             super().__init__()
@@ -471,9 +483,9 @@ def _reference_class() -> type[nn.Module]:
                 for name, child in stack_module.named_children():
                     self.add_module(name, child)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
-            for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
-                if part is not None:
-                    self.add_module(name, part.reference(Context(hidden), output_stack))
+            for name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
+                if component is not None:
+                    self.add_module(name, component.reference(Context(hidden), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
@@ -518,15 +530,15 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns path of a layer that equals an earlier layer → path of the first such layer."""
+            """Returns for each layer that equals an earlier layer (by path) the path of the first equal layer."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
             )
             out: dict[str, str] = {}
             for prefix, stack in stacks.items():
-                for i, kind in enumerate(stack.layer_kinds):
-                    first_index = stack.layer_kinds.index(kind)
+                for i, layer_kind in enumerate(stack.layer_kinds):
+                    first_index = stack.layer_kinds.index(layer_kind)
                     if first_index != i:
                         out[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
             return out
@@ -539,18 +551,18 @@ def _reference_class() -> type[nn.Module]:
                 x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:
+        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: Run) -> Tensor:
             if not hasattr(self, "encoder"):
-                only_stack: Tensor = self._only[0].forward(self.embed(ids), run)
+                only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_pass)
                 return only_stack
-            if source is not None:
+            if source_input is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                run.memory = self.encoder(
-                    source if reads_features else self.embed(source),
-                    Run(grouped_experts=run.grouped_experts, expert_capacity=run.expert_capacity),
+                forward_pass.memory = self.encoder(
+                    source_input if reads_features else self.embed(source_input),
+                    Run(grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity),
                 )
-            out: Tensor = self.decoder(self.embed(ids), run)
+            out: Tensor = self.decoder(self.embed(ids), forward_pass)
             return out
 
         def forward(

@@ -107,7 +107,7 @@ class PageServer:
         Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Ends a server that was started."""
+        """Stops the server that `start` has started."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -158,4 +158,6 @@ def _is_outdated(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
     page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
-    return any(path.stat().st_mtime > page_time for folder, kind in kinds for path in folder.rglob(kind))
+    return any(
+        path.stat().st_mtime > page_time for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
+    )

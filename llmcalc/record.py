@@ -27,22 +27,22 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, data: Any) -> Any:
+    def _with_none_for_text(cls, values: Any) -> Any:
         """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept.
 
         Raises `ValueError` for a renamed field, with its new name.
         """
-        if not isinstance(data, dict):
-            return data
+        if not isinstance(values, dict):
+            return values
         for old, new in cls.renamed.items():
-            if old in data:
+            if old in values:
                 raise ValueError(f"{old}: this field was renamed; expected {new}")
-        nones = [key for key, value in data.items() if isinstance(value, str) and value == NONE and key != "type"]
-        return data | dict.fromkeys(nones) if nones else data
+        nones = [key for key, value in values.items() if isinstance(value, str) and value == NONE and key != "type"]
+        return values | dict.fromkeys(nones) if nones else values
 
 
 class Source(Record):
-    """The source of facts, such as a paper, a datasheet or a config.
+    """The source of published figures, such as a paper, a datasheet or a config.
 
     gives: the kind of facts (`config`, `paper`, `weights`).
     url: the page or the file.

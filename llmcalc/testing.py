@@ -63,12 +63,14 @@ def assert_counts(
 
 
 @contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Returns a context that restores the module's buffers and torch's random state after a pass."""
+def _restore_buffers(module: nn.Module) -> Iterator[None]:
+    """Returns a context manager that restores the module's buffers and torch's random state after a pass."""
     import torch
 
     buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=sorted({p.get_device() for p in module.parameters() if p.is_cuda})):
+    with torch.random.fork_rng(
+        devices=sorted({parameter.get_device() for parameter in module.parameters() if parameter.is_cuda})
+    ):
         try:
             yield
         finally:
@@ -86,7 +88,9 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
-    lists = sorted({p.rpartition(".")[0] for p in counted_params if p.endswith(f".{depth - 1}")}, key=len)
+    lists = sorted(
+        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
+    )
     for prefix in lists[:1]:
         for node in layers:
             expected_params = node.cost_per_repeat(total_of)
@@ -105,7 +109,9 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     if len(lines) == 1:
         lines.append(
             "  by the spec: "
-            + ", ".join(f"{n.segment} {n.total(total_of):,}" for n in tree.children if n.total(total_of))
+            + ", ".join(
+                f"{child.segment} {child.total(total_of):,}" for child in tree.children if child.total(total_of)
+            )
         )
         lines.append(
             "  by the module: "
@@ -122,7 +128,7 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
         batch, seq = shape
     if seq is None:
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
-    with _restored(module):
+    with _restore_buffers(module):
         flops_by_path, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
     spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)

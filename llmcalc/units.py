@@ -55,7 +55,7 @@ def dtype(name: str) -> str:
     plain_name = name.strip().lower().removeprefix("torch.")
     full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
     if full_name not in DTYPE_BITS:
-        formats = [DTYPE_NAMES.get(d, d) for d in DTYPE_BITS]
+        formats = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
         raise InputError(f"unknown dtype '{name}': expected one of {', '.join(formats)}.{suggest(name, formats)}")
     return full_name
 
@@ -70,21 +70,21 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+def _in_largest_unit(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit in which it is at least 1, and that unit."""
-    scaled_value, step = float(value), 0
-    while abs(scaled_value) >= base and step < len(names) - 1:
-        scaled_value, step = scaled_value / base, step + 1
-    if step < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
-        scaled_value, step = scaled_value / base, step + 1
-    return scaled_value, names[step]
+    scaled_value, unit_index = float(value), 0
+    while abs(scaled_value) >= base and unit_index < len(names) - 1:
+        scaled_value, unit_index = scaled_value / base, unit_index + 1
+    if unit_index < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
+        scaled_value, unit_index = scaled_value / base, unit_index + 1
+    return scaled_value, names[unit_index]
 
 
 def count(value: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(value) < 1000:
         return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-    scaled_value, name = _scaled(value, 1000, COUNT_SUFFIXES)
+    scaled_value, name = _in_largest_unit(value, 1000, COUNT_SUFFIXES)
     return f"{scaled_value:.2f} {name}"
 
 
@@ -97,13 +97,13 @@ def memory(value: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(value) < 1024:
         return f"{value} B"
-    scaled_value, name = _scaled(value, 1024, BINARY_PREFIXES)
+    scaled_value, name = _in_largest_unit(value, 1024, BINARY_PREFIXES)
     return f"{scaled_value:.2f} {name}B"
 
 
 def amount(value: float, unit: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled_value, name = _scaled(value, 1000, SI_PREFIXES)
+    scaled_value, name = _in_largest_unit(value, 1000, SI_PREFIXES)
     digits = f"{scaled_value:.0f}" if not name and float(value).is_integer() else f"{scaled_value:.2f}"
     return f"{digits} {name}{unit}"
 
@@ -143,7 +143,7 @@ def count_scale(value: float) -> Scale:
 
 
 def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> Scale:
-    _, prefix = _scaled(value, base, prefixes)
+    _, prefix = _in_largest_unit(value, base, prefixes)
     return Scale(base ** prefixes.index(prefix), prefix + unit)
 
 
@@ -153,7 +153,7 @@ def flops(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Prints a share in percent: `86.9 %`."""
+    """Prints a fraction in percent: `86.9 %`."""
     return f"{100 * value:.{digits}f} %"
 
 
@@ -207,7 +207,7 @@ def parse_length(text: str) -> int:
     factor = _LENGTH_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"'{text}' is not a whole number; expected something like 4096, 32k or 1M")
-    return _whole(match.group(1), factor, f"'{text}'")
+    return _is_whole(match.group(1), factor, f"'{text}'")
 
 
 LONGEST_NUMBER = 100
@@ -227,7 +227,7 @@ def exact_number(digits: str, shown: str) -> Fraction:
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
-def _whole(digits: str, factor: int, shown: str) -> int:
+def _is_whole(digits: str, factor: int, shown: str) -> int:
     value = exact_number(digits, shown) * factor
     if value.denominator != 1:
         raise InputError(f"{shown} is not a whole number")
@@ -245,7 +245,7 @@ def parse_count(text: str, quantity: str = "") -> int:
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _whole(match.group(1), factor, quantity_text)
+    value = _is_whole(match.group(1), factor, quantity_text)
     if value <= 0:
         raise InputError(f"{quantity_text} is not a positive whole number")
     return value

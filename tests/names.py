@@ -47,6 +47,9 @@ VAGUE = frozenset(
         "meant",
         "speed",
         "turned",
+        "facts",
+        "contexts",
+        "half",
     ]
 )
 """Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""
@@ -95,7 +98,6 @@ def docstrings() -> Iterator[Name]:
                     yield Name(text.splitlines()[0], getattr(node, "name", "module"), f"{file}:{line}")
 
 
-@cache
 @cache
 def vague_counts() -> dict[str, int]:
     """Room → how often its code has one of the vague identifiers."""

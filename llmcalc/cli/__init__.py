@@ -7,7 +7,7 @@ a run and of a layout are declared in `device_memory/settings.py` and `parallel/
 
 
 def run() -> None:
-    """The `llmcalc` command, started fast: nothing is collected while it is imported, for all of that stays, and the
+    """Runs the `llmcalc` command without garbage collection during imports, because all imported objects stay, and the
     installed packages are not searched for plugins of pydantic, which nothing here is for.
     """
     import gc

@@ -22,7 +22,7 @@ def command(
     ] = False,
     offline: OfflineOption = False,
     *,
-    writing: Writing,
+    output_options: Writing,
 ) -> None:
     """Check bounds on what models cost, for CI.
     On parameters, FLOPs, KV cache, memory; exit code 1 if a bound is broken.
@@ -36,6 +36,6 @@ def command(
     if junit_file is not None:
         with write_whole(junit_file, "--junit") as out:
             out.write(junit(file.name, answer.result))
-    writing.show(answer.report())
+    output_options.show(answer.report())
     if not answer.ok:
         raise typer.Exit(1)

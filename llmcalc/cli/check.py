@@ -20,8 +20,8 @@ def command(
     ],
     target: Target,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Compare the tensors of a checkpoint with a model. Only the header is read.
     Exit code 1 if they differ.
@@ -29,10 +29,10 @@ def command(
     from ..questions.witnesses import ask_check, read_stored
     from ..sources.preset import name_in_errors
 
-    preset = reading.load(target)
+    preset = target_options.load(target)
     stored_checkpoint = read_stored(checkpoint)
     with name_in_errors(preset):
         answer = ask_check(preset, checkpoint, stored_checkpoint)
-    writing.show(answer.report())
+    output_options.show(answer.report())
     if not answer.ok:
         raise typer.Exit(1)

@@ -27,8 +27,8 @@ def command(
     users: Annotated[int | None, size("--users", text="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Models side by side: sizes, ratios of sizes, cost per token.
     With more than a few, one row for each model.
@@ -40,9 +40,9 @@ def command(
 
     check_compared(bool(targets), everything, selection)
     models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
-    if not everything or reading.changes:  # the filters of --all apply to the models without overrides
+    if not everything or target_options.changes:  # the filters of --all apply to the models without overrides
         names = [preset.name for preset, _ in models] if everything else targets or []
-        models = [(reading.load(name), None) for name in names]
+        models = [(target_options.load(name), None) for name in names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[writing.fmt], accelerator, users)
-    writing.show(answer.report(), listing=everything or len(answer.result) > MOST_ON_A_SCREEN)
+    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
+    output_options.show(answer.report(), listing=everything or len(answer.result) > MOST_ON_A_SCREEN)

@@ -23,7 +23,7 @@ def command(
     ] = None,
     output: Output = None,
     *,
-    reading: Reading,
+    target_options: Reading,
 ) -> None:
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
@@ -31,7 +31,7 @@ def command(
     from ..questions.listings import convert_model
     from ..sources.preset import name_in_errors
 
-    preset = reading.load(target)
+    preset = target_options.load(target)
     with name_in_errors(preset):
         text = convert_model(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
     with open_output(output) as out:

@@ -57,7 +57,7 @@ def command(
     nic: NicRate = None,
     table: TableOption = None,
     *,
-    reading: Reading,
+    target_options: Reading,
     writing_file: Writing,
 ) -> None:
     """Days, device hours, energy and money of a run, with ranges.
@@ -69,7 +69,7 @@ def command(
     from ..sources.preset import name_in_errors
 
     question = RunQuestion(
-        preset=reading.load(target),
+        preset=target_options.load(target),
         settings=settings,
         layout=layout_request,
         accelerators=(find_hardware(hardware),),

@@ -42,8 +42,8 @@ def command(
     kv_dtype: CacheDtype = "bf16",
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """What changes from one model to another, or since a commit.
     Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.
@@ -51,9 +51,15 @@ def command(
     from ..questions.differences import ask_diff, changes_to_compare
 
     changes = changes_to_compare(
-        targets, reading.load, git, models_only, reading.head, reading.allow_unknown, bool(reading.overrides)
+        targets,
+        target_options.load,
+        git,
+        models_only,
+        target_options.head,
+        target_options.allow_unknown,
+        bool(target_options.overrides),
     )
     answer = ask_diff(changes, seq, kv_dtype)
     for path, reason in changes.skipped.items():
         print(f"note: skipped {one_line(str(path))}: {reason}", file=sys.stderr)
-    writing.show(answer.report(), table)
+    output_options.show(answer.report(), table)

@@ -60,7 +60,7 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engines = list(_values_of("--engine", args)) or self._launched_engines(args)
+        engines = list(_option_values("--engine", args)) or self._launched_engines(args)
         if engines:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
@@ -74,7 +74,7 @@ class EngineCommand(Command):
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
         """Returns the engine of a launch file whose servers share one engine; none without such a file."""
-        files = list(_values_of("--launch", args))
+        files = list(_option_values("--launch", args))
         if not files:
             return []
         from ..frameworks.server_files.read import engines_of
@@ -83,7 +83,7 @@ class EngineCommand(Command):
         return names if len(names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
-        """Returns llmcalc's own options → whether they take a value."""
+        """Returns for each option of llmcalc whether it takes a value."""
         names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
             name: not option.is_flag
@@ -93,7 +93,7 @@ class EngineCommand(Command):
         }
 
 
-def _values_of(option: str, args: Sequence[str]) -> Iterable[str]:
+def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
         name, mark, value = argument.partition("=")
@@ -120,7 +120,10 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
 
 
 def starts_servers(launch: Path) -> bool:
-    """Whether a launch file starts servers. Raises `InputError` for a file that cannot be read as its kind."""
+    """Whether a launch file starts servers of inference engines.
+
+    Raises `InputError` for a file that cannot be parsed.
+    """
     from ..frameworks.server_files.read import starts_any
 
     return starts_any(launch)
@@ -136,11 +139,11 @@ def show_servers(
     hardware: str | None,
     quantize: str | None,
     receipt: str | None,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
     table: str | None,
 ) -> None:
-    """Shows the answers about a launch file's servers, or about engines with TARGET. Exit code 1 if any is not ok.
+    """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
 
     ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
     """
@@ -149,18 +152,18 @@ def show_servers(
 
     questions = engine_questions(
         launch,
-        reading.load,
+        target_options.load,
         target=target,
         engines=engines,
         values=values,
         hardware=hardware,
         quantize=quantize,
         receipt=receipt,
-        allow_unknown=reading.allow_unknown,
+        allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
         answer = ask_servers(questions, ask)
         report = answer.report()
-    writing.show(report, table)
+    output_options.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

@@ -66,8 +66,8 @@ def command(
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
     with_mtp: WithMtp = False,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""
@@ -92,7 +92,7 @@ def command(
         phase,
         stack,
     )
-    preset = reading.load(target, include)
+    preset = target_options.load(target, include)
     with name_in_errors(preset):
-        answer = question.answer(preset, records=writing.fmt in ("csv", "markdown"))
-    writing.show(answer.report(), listing=True)
+        answer = question.answer(preset, records=output_options.fmt in ("csv", "markdown"))
+    output_options.show(answer.report(), listing=True)

@@ -33,8 +33,8 @@ def command(
     ] = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Compare what a log prints of memory with what is computed.
     Names the term that is off or in the way, and the flag that changes it. Of vLLM, SGLang, TensorRT-LLM, llama.cpp,
@@ -42,5 +42,5 @@ def command(
     """
     from ..questions.logs import LogQuestion, ask_log
 
-    preset = reading.load(target) if target else None
-    writing.show(ask_log(LogQuestion(log, preset, engine, hardware, quantize)).report(), table)
+    preset = target_options.load(target) if target else None
+    output_options.show(ask_log(LogQuestion(log, preset, engine, hardware, quantize)).report(), table)

@@ -18,7 +18,7 @@ from .target_options import Reading, Writing, takes_target
 
 
 class COMMAND(EngineCommand):
-    """The command `fit`, which keeps its own options for users, lengths and devices beside an engine's flags."""
+    """The command `fit`, whose options for users, lengths and devices take precedence over an engine's flags."""
 
     beside_engines = ("users", "seq", "devices")
 
@@ -59,8 +59,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Whether a run fits, and changes that make it fit.
     With --devices: the best layout and the fewest devices. Of training with --phase training or an option of training.
@@ -85,15 +85,15 @@ def command(
             hardware=hardware,
             quantize=settings.quantize,
             receipt=receipt,
-            reading=reading,
-            writing=writing,
+            target_options=target_options,
+            output_options=output_options,
             table=table,
         )
         return
     assert target is not None
     include = included(with_mtp, with_towers)
     question = RunQuestion(
-        preset=reading.load(target, include),
+        preset=target_options.load(target, include),
         settings=with_implied_phase(
             settings,
             layout_request,
@@ -108,6 +108,6 @@ def command(
     with name_in_errors(question.preset):
         answer = ask_fit(question, global_batch)
         report = answer.report()
-    writing.show(report, table)
+    output_options.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

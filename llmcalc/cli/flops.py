@@ -87,8 +87,8 @@ def command(
     rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """FLOPs of one pass by component, in total and per token.
     Matrix multiplications only; the total under full and under causal pairs.
@@ -112,11 +112,11 @@ def command(
         include,
         rank_request,
         MeasuredRun(tokens_per_second, hardware, devices, dtype),
-        reading.load_draft(draft),
+        target_options.load_draft(draft),
         inputs,
     )
     reports = []
-    for preset in [reading.load(target, include) for target in targets]:
+    for preset in [target_options.load(target, include) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    writing.show(joined(reports), table)
+    output_options.show(joined(reports), table)

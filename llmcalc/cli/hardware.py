@@ -40,10 +40,10 @@ Names = Annotated[
 
 
 @takes_target
-def command(names: Names = None, *, writing: Writing) -> None:
+def command(names: Names = None, *, output_options: Writing) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.
     """
     from ..questions.listings import ask_hardware
 
-    writing.show(ask_hardware(names or ()).report(), notes=bool(names), listing=True)
+    output_options.show(ask_hardware(names or ()).report(), notes=bool(names), listing=True)

@@ -99,7 +99,7 @@ def _is_help(option: Any) -> bool:
     return option.name in ("help", "help_all")
 
 
-def _show_all(ctx: typer.Context, value: bool) -> None:
+def _show_all_options(ctx: typer.Context, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         ctx.meta[LISTS_ALL] = True
         typer.echo(ctx.get_help())
@@ -110,7 +110,11 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--help-all` to a command."""
     signature = inspect.signature(command)
     option = typer.Option(
-        "--help-all", is_eager=True, callback=_show_all, help="Show every option and exit.", rich_help_panel="Output"
+        "--help-all",
+        is_eager=True,
+        callback=_show_all_options,
+        help="Show every option and exit.",
+        rich_help_panel="Output",
     )
     parameter = inspect.Parameter(
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]

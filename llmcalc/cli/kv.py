@@ -44,8 +44,8 @@ def command(
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
@@ -61,20 +61,20 @@ def command(
 
         all_start = True
         for target in targets:
-            preset = reading.load(target)
+            preset = target_options.load(target)
             with name_in_errors(preset):
                 answer = ask_engine_cache(EngineQuestion(preset, tuple(engine), engine_flags(context), hardware))
                 reports.append(answer.report())
             all_start = all_start and answer.ok
-        writing.show(joined(reports), table)
+        output_options.show(joined(reports), table)
         if not all_start:
             raise typer.Exit(1)
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     sequences = batch_of(batch, users, "decode") or 1
-    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, reading.load_draft(draft), inputs)
-    for preset in [reading.load(target) for target in targets]:
+    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)
+    for preset in [target_options.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    writing.show(joined(reports), table)
+    output_options.show(joined(reports), table)

@@ -11,7 +11,7 @@ from .setting_options import OptionOfCommand, option_of, options_of, replace_par
 
 
 def layout_options() -> dict[str, OptionOfCommand]:
-    """Returns the options of a layout."""
+    """Returns the command-line options for a parallel layout (tensor, pipeline, data, … parallelism)."""
     return {**options_of(LayoutRequest), "framework": _framework_option()}
 
 

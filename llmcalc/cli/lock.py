@@ -46,21 +46,21 @@ def command(
     """
     from ..questions.locks import ask_lock, ask_lock_check
 
-    reading = Reading(allow_unknown=allow_unknown)
-    chosen = targets or []
+    target_options = Reading(allow_unknown=allow_unknown)
+    chosen_targets = targets or []
     if check:
-        if len(chosen) > 1:
-            raise InputError(f"--check: checks one lock file; expected {chosen[0]} alone")
+        if len(chosen_targets) > 1:
+            raise InputError(f"--check: checks one lock file; expected {chosen_targets[0]} alone")
         if fmt == "cyclonedx":
             raise InputError("--format cyclonedx: lists models; expected no --check")
-        answer = ask_lock_check(Path(chosen[0] if chosen else LOCK_FILE), reading.load)
+        answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
         Writing(notes, fmt or "table", output).show(answer.report())
         if not answer.ok:
             raise typer.Exit(1)
         return
-    if not chosen:
+    if not chosen_targets:
         raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
-    answer = ask_lock(chosen, reading.load)
+    answer = ask_lock(chosen_targets, target_options.load)
     if fmt != "cyclonedx":
         Writing(notes, fmt or "json", output).show(answer.report())
         return

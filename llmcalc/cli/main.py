@@ -179,7 +179,7 @@ def _program_name() -> str:
 
 
 def _print_error(message: str) -> int:
-    """Prints the error without remarks, and returns exit code 2."""
+    """Prints the error, drops collected remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2
@@ -211,7 +211,7 @@ OTHER_NAMES = {
 """Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
 
 
-def _options_of(context: Any) -> set[str]:
+def _command_options(context: Any) -> set[str]:
     """Returns the options of the running command."""
     return {name for parameter in context.command.params for name in parameter.opts}
 
@@ -229,7 +229,7 @@ def _usage_message(error: Any) -> str:
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = getattr(error, "option_name", None), _options_of(context)
+        typed_option, options = getattr(error, "option_name", None), _command_options(context)
         option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
             message = f"No such option: {typed_option}; expected {option}"

@@ -73,8 +73,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Memory of a device, by kind and over time.
     Weights, cache, gradients, optimizer states and activations, and the accelerators on which they fit; of many
@@ -101,15 +101,15 @@ def command(
             hardware=hardware[0] if hardware else None,
             quantize=settings.quantize,
             receipt=receipt,
-            reading=reading,
-            writing=writing,
+            target_options=target_options,
+            output_options=output_options,
             table=table,
         )
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
         target,
-        lambda name: reading.load(name, include),
+        lambda name: target_options.load(name, include),
         RunOptions(
             settings=settings,
             layout=layout_request,
@@ -119,16 +119,16 @@ def command(
         ),
         launch_file=launch,
         is_given=lambda name: is_given(context, name),
-        allow_unknown=reading.allow_unknown,
-        set=reading.overrides,
-        head=reading.head,
+        allow_unknown=target_options.allow_unknown,
+        set=target_options.overrides,
+        head=target_options.head,
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
     with name_in_errors(question.preset):
-        answer = ask_memory(question, reading.load_draft(draft))
+        answer = ask_memory(question, target_options.load_draft(draft))
         report = answer.report()
-    writing.show(report, table)
+    output_options.show(report, table)
     for fit in answer.fits if answer.accelerators else ():
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"

@@ -217,7 +217,7 @@ AllowUnknown: TypeAlias = Annotated[
 
 
 def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
-    """Returns an option for a phase: a word of a `Literal`, or `train`, which means training.
+    """Returns an option for the phase of a run: a word of a `Literal`, or `train`, which means training.
 
     text: help text.
     show_default: whether the help shows the default; if not, the text has to say it.
@@ -244,7 +244,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user typed the option of that parameter, even with its default value."""
+    """Whether the user typed the option of a parameter, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 

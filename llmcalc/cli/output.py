@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a file that receives its name only after it is written completely. A link's target is replaced.
+    """Opens a temporary file that is renamed to its path after it is written completely. A link's target is replaced.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -128,35 +128,35 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 class _Signalled(BaseException):
     """Raised when a signal of `ENDING` arrives. number: the signal's number."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.number = signal_number
 
 
 @contextmanager
 def _finally_on_signals() -> Iterator[None]:
-    """Returns a context whose `finally` clauses run when a signal ends the process.
+    """Returns a context manager in which `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.
     """
 
-    def unwind(number: int, _: FrameType | None) -> None:
-        raise _Signalled(number)
+    def unwind(signal_number: int, _: FrameType | None) -> None:
+        raise _Signalled(signal_number)
 
     previous_handlers = {}
     try:
-        for number in ENDING:
-            if signal.getsignal(number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
+        for signal_number in ENDING:
+            if signal.getsignal(signal_number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    previous_handlers[number] = signal.signal(number, unwind)
+                    previous_handlers[signal_number] = signal.signal(signal_number, unwind)
         yield
     except _Signalled as stop:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
 
 def _write_error(path: Path, option: str, error: OSError) -> InputError:

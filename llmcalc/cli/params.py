@@ -30,8 +30,8 @@ def command(
     ] = False,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Parameters by component: total, active, embedding.
     For a checkpoint (.safetensors, .gguf): the tensors in its header.
@@ -40,16 +40,18 @@ def command(
     from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
-    question = ParamsQuestion(include, rank_request, reading.load_draft(draft))
+    question = ParamsQuestion(include, rank_request, target_options.load_draft(draft))
     reports = []
     for target in targets:
-        file_params = params_of_file(target, measure, changed=reading.changes or bool(include), rank=rank_request)
+        file_params = params_of_file(
+            target, measure, changed=target_options.changes or bool(include), rank=rank_request
+        )
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {target} is counted as it is; expected a model")
         if file_params is not None:
             reports.append(file_params.report())
             continue
-        preset = reading.load(target, include)
+        preset = target_options.load(target, include)
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    writing.show(joined(reports), table)
+    output_options.show(joined(reports), table)

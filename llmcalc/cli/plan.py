@@ -52,8 +52,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Layouts over many devices that fit, the best first.
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
@@ -65,7 +65,7 @@ def command(
 
     include = included(with_mtp, with_towers)
     question = RunQuestion(
-        preset=reading.load(target, include),
+        preset=target_options.load(target, include),
         settings=plan_settings(settings, lambda name: is_given(context, name)),
         layout=layout_request,
         include=include,
@@ -75,9 +75,9 @@ def command(
     with name_in_errors(question.preset):
         options = TimeOptions(stack=stack, overlap=overlap, nic=nic, calibrate=calibrate)
         answer = ask_timed_plan(
-            question, options, global_batch, rows, by, where, lambda name: reading.load(name, include)
+            question, options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
         )
         report = answer.report()
-    writing.show(report, table)
+    output_options.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

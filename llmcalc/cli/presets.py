@@ -41,7 +41,7 @@ def command(
     stale: Stale = False,
     *,
     selection: Selection,
-    writing: Writing,
+    output_options: Writing,
 ) -> None:
     """Models that come with llmcalc, and their published figures.
     With names: aliases, sources, settings, assumptions.
@@ -49,4 +49,4 @@ def command(
     from ..questions.listings import ask_presets
 
     answer = ask_presets(names or (), selection, sort, details, stale)
-    writing.show(answer.report(), notes=answer.in_full, listing=True)
+    output_options.show(answer.report(), notes=answer.in_full, listing=True)

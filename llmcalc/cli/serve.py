@@ -14,14 +14,14 @@ def command(
     values: ServerValues,
     table: TableOption = None,
     *,
-    reading: Reading,
+    target_options: Reading,
     writing_file: Writing,
 ) -> None:
     """Servers under load: TTFT, TPOT, tokens/s and the price of a token.
     Every layout that fits by the engine's own rule, the Pareto front, and the cheapest server that keeps the limits.
     Exit code 1 if none does.
     """
-    answer = serve_answer(target, values, reading)
+    answer = serve_answer(target, values, target_options)
     writing_file.show(answer.report(), table)
     if not answer.ok:
         raise typer.Exit(1)

@@ -116,13 +116,13 @@ def takes_server(command: CommandFunction) -> CommandFunction:
     return replace_parameter("values", SERVER_OPTIONS, dict)(command)
 
 
-def serve_answer(target: str, values: ServerValues, reading: Reading) -> ReportedAnswer:
+def serve_answer(target: str, values: ServerValues, target_options: Reading) -> ReportedAnswer:
     """Returns the answer of `serve`."""
     from ..questions.serving import ServeOptions, ask_serve
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
     options = ServeOptions(**{name: value for name, value in values.items() if name != "hardware"})
-    preset = reading.load(target)
+    preset = target_options.load(target)
     with name_in_errors(preset):
-        return ask_serve(preset, find_hardware(values["hardware"]), options, reading.load)
+        return ask_serve(preset, find_hardware(values["hardware"]), options, target_options.load)

@@ -27,13 +27,13 @@ class OptionOfCommand(NamedTuple):
 
 
 def optional(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns the parameter of an option with default None. kind: its type. option: typer's option."""
+    """Returns a command's parameter with default None. kind: its type. option: typer's option."""
     annotated_type: Any = Annotated
     return OptionOfCommand(annotated_type[kind | None, option], None)
 
 
 def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
-    """Returns the option of a setting.
+    """Returns the command-line option for a setting.
 
     default: default of the parameter.
     changes: fields of `Setting` that differ in this command.

@@ -51,7 +51,7 @@ def command(
     allow_unknown: AllowUnknown = False,
     offline: OfflineOption = False,
     *,
-    writing: Writing,
+    output_options: Writing,
 ) -> None:
     """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
     from ..questions.comparisons import ShapeQuestion
@@ -59,6 +59,8 @@ def command(
     question = ShapeQuestion(
         params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
     )
-    reading = Reading(overrides, None, allow_unknown)
-    answer = question.answer(target, reading.load, overrides or (), literature=literature, flat=writing.fmt == "csv")
-    writing.show(answer.report(), notes=literature)
+    target_options = Reading(overrides, None, allow_unknown)
+    answer = question.answer(
+        target, target_options.load, overrides or (), literature=literature, flat=output_options.fmt == "csv"
+    )
+    output_options.show(answer.report(), notes=literature)

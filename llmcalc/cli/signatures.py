@@ -10,7 +10,7 @@ from typing import Any
 def with_signature(
     run: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Gives `run` the name and the help text of a command, with these parameters."""
+    """Gives a command's function a name, a help text and a signature, from which typer makes the options."""
     function: Any = run
     parameter_list = list(parameters)
     function.__doc__, function.__name__ = command.__doc__, command.__name__

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the options change the model."""
+        """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 
     def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:
@@ -105,7 +105,7 @@ class Writing(NamedTuple):
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {
-    "reading": (
+    "target_options": (
         {
             "overrides": OptionOfCommand(Overrides, None),
             "head": OptionOfCommand(HeadOption, None),
@@ -124,7 +124,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         },
         lambda chosen: Selection(**chosen),
     ),
-    "writing": (
+    "output_options": (
         {
             "notes": OptionOfCommand(NotesOption, False),
             "fmt": OptionOfCommand(FormatOption, "table"),
@@ -148,7 +148,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameters `reading`, `selection` and `writing` of a command, if it has them, by their options."""
+    """Replaces the parameters `target_options`, `selection` and `output_options` of a command by their options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:
             command = replace_parameter(parameter, *OPTIONS[parameter])(command)

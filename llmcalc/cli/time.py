@@ -12,7 +12,7 @@ from .time_options import TimedRun, takes_timed_run
 @takes_timed_run
 @takes_target
 def command(
-    run: TimedRun,
+    timed_run: TimedRun,
     by_node: Annotated[
         int | None,
         typer.Option(metavar="DEPTH", help="List the time by nodes of the model, to this depth.", show_default=False),
@@ -27,9 +27,9 @@ def command(
     ] = None,
     table: TableOption = None,
     *,
-    writing: Writing,
+    output_options: Writing,
 ) -> None:
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    writing.show(run.ask(run.question(), by_node=by_node, measured=measured).report(), table)
+    output_options.show(timed_run.ask(timed_run.question(), by_node=by_node, measured=measured).report(), table)

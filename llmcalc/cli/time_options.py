@@ -1,4 +1,4 @@
-"""Options of the commands that estimate time, and the run that these options describe."""
+"""Options of the commands that estimate time, and the timed run that these options describe."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ TIME_OPTIONS = {
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A timed run, as the command line describes it.
+    """The run to time, as the command line describes it.
 
     settings, layout: the run and its layout.
     values: the options of `TIME_OPTIONS` by name.
     target: the TARGET; None where the launch file names the model.
     include: optional parts of the model that count.
-    reading: options for reading the TARGET.
+    target_options: options for reading the TARGET.
     is_given: whether the user typed the option of a parameter.
     """
 
@@ -139,12 +139,12 @@ class TimedRun:
     values: Mapping[str, Any]
     target: str | None
     include: frozenset[str]
-    reading: Reading
+    target_options: Reading
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
         """Reads a model with the optional parts that count."""
-        return self.reading.load(target, self.include)
+        return self.target_options.load(target, self.include)
 
     def question(self) -> RunQuestion:
         """Returns the question about the timed run."""
@@ -159,15 +159,15 @@ class TimedRun:
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
             launch_file=self.values["launch"],
             is_given=self.is_given,
-            allow_unknown=self.reading.allow_unknown,
+            allow_unknown=self.target_options.allow_unknown,
             command="time",
-            set=self.reading.overrides,
-            head=self.reading.head,
+            set=self.target_options.overrides,
+            head=self.target_options.head,
             with_mtp=bool(self.include),
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Answers the question. more: further fields of `TimeOptions`."""
+        """Returns the answer about the run's time. more: further fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 
@@ -180,12 +180,12 @@ class TimedRun:
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
-    """Replaces a command's parameter `run` by the options of a timed run."""
+    """Replaces a command's parameter `timed_run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
-    reading, read_options = OPTIONS["reading"]
+    target_options, read_options = OPTIONS["target_options"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **reading}
+    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **target_options}
 
     def timed_run(chosen: dict[str, Any]) -> TimedRun:
         return TimedRun(
@@ -198,4 +198,4 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             partial(is_given, chosen["context"]),
         )
 
-    return replace_parameter("run", options, timed_run)(command)
+    return replace_parameter("timed_run", options, timed_run)(command)

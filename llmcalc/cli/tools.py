@@ -106,7 +106,7 @@ def _option_name(parameter: Any) -> str:
 
 
 def _argument_name(tool: str, parameter: Any) -> str:
-    """Returns the argument of `llmcalc.TOOL` that corresponds to a parameter of the command."""
+    """Returns the argument of the API function that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
         return "models" if tool == "compare" else "model"
     return _option_name(parameter).replace("-", "_")
@@ -151,7 +151,7 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Returns the JSON document of a tool's answer. arguments: by their names in the schema.
+    """Calls a tool and returns its answer as a JSON document. arguments: by their names in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
@@ -186,10 +186,10 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow(dict(arguments), "arguments")
     try:
-        size = len(json.dumps(arguments))
+        character_count = len(json.dumps(arguments))
     except ValueError:
         raise InputError("arguments: a number has thousands of digits; expected shorter ones") from None
-    if size > LARGEST_CONFIG:
+    if character_count > LARGEST_CONFIG:
         raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
 
 
@@ -215,7 +215,7 @@ def _check_model(model: Any) -> None:
 def _selected_keys(document: Any, keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each of a list of documents."""
     if isinstance(document, list):
-        return [_selected_keys(entry, keys) for entry in document]
+        return [_selected_keys(document_entry, keys) for document_entry in document]
     unknown_keys = [key for key in keys if key not in document]
     if unknown_keys:
         raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")

@@ -53,8 +53,8 @@ def command(
     junit_file: JunitOption = None,
     table: TableOption = None,
     *,
-    reading: Reading,
-    writing: Writing,
+    target_options: Reading,
+    output_options: Writing,
 ) -> None:
     """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache, memory; exit code 1 on any mismatch.
@@ -71,13 +71,13 @@ def command(
     if junit_file is not None:
         check_writable(junit_file, "--junit")
     answer = verification.answer(
-        _with_progress(list(model_names()) if everything else list(targets or ())), reading.load
+        _with_progress(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
         with write_whole(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
     if launched_rank() == 0:
-        writing.show(answer.report(), table, listing=everything)
+        output_options.show(answer.report(), table, listing=everything)
     if not answer.ok:
         raise typer.Exit(1)
 

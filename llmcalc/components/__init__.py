@@ -1,4 +1,4 @@
-"""The parts of an architecture, one file each: spec, flow and reference.
+"""The components of model architectures, one file each: its fields, its operations and its PyTorch reference.
 
 `choices` lists them: a new part is a new file and a line there.
 

@@ -35,13 +35,13 @@ class Learned(Component):
     def describe(self, hidden_size: int) -> str:
         return f"learned {self.max_position_embeddings}"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        value, f.positions = f.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
+        value, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
         return value
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["learned"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["learned"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -60,11 +60,11 @@ class Sinusoidal(Component):
     def source(self) -> str:
         return "Vaswani et al. 2017, §3.5"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return f.added_sinusoids(x.rows, *x.axes)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return recorder.added_sinusoids(x.rows, *x.axes)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["sinusoidal"](context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["sinusoidal"](model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

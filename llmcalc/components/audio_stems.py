@@ -1,4 +1,4 @@
-"""Stems of audio encoders whose number of positions depends on the length of the sound.
+"""Stems of audio encoders whose number of positions depends on the length of the recording.
 
 S2T (Wang et al. 2020, arXiv:2010.05171, §2): convolutions with a stride of 2, each followed by a gated linear unit.
 Moonshine (Jeffries et al. 2024, arXiv:2410.15608, §3.1): three convolutions over the samples themselves.
@@ -45,7 +45,7 @@ class SubsamplingStem(Stem):
     def _check_fields(self) -> Self:
         if self.conv_channels % 2:
             raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
-        if any(size % 2 == 0 for size in self.conv_kernel_sizes):
+        if any(kernel_size % 2 == 0 for kernel_size in self.conv_kernel_sizes):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
 
@@ -56,24 +56,26 @@ class SubsamplingStem(Stem):
         rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        y = f.frames = x if x.fixed else self.frames_read()
+        y = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
-        for i, size in enumerate(self.conv_kernel_sizes):
+        for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
-            values, gate = f.split(gated_features, half, half)
-            y = f.mul(values, f.act(gate, "sigmoid"))
+            gated_features = recorder.conv(
+                f"conv{i}", y, Beside((half, half)), kernel=kernel_size, bias=True, rows=rows
+            )
+            values, gate = recorder.split(gated_features, half, half)
+            y = recorder.mul(values, recorder.act(gate, "sigmoid"))
         return y
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
-        return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
+        return batch, 2 ** len(self.conv_kernel_sizes) * encoder_positions, self.num_mel_bins
 
-    def reference(self, context: Context) -> nn.Module:
-        return _subsampling_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _subsampling_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -93,22 +95,25 @@ class WaveformStem(Stem):
     def frames_read(self) -> Value:
         return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        samples = f.frames = x if x.fixed else self.frames_read()
+        samples = recorder.frames = x if x.fixed else self.frames_read()
         axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
-        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
-        y = f.part("groupnorm", Norm(type="layernorm"), y)
+        y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
+        y = recorder.part("groupnorm", Norm(type="layernorm"), y)
         second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
-        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second_rows), "gelu")
-        return f.act(f.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
+        y = recorder.act(
+            recorder.conv("conv2", y, Axis("channels", 2 * recorder.n(axes)), kernel=7, bias=True, rows=second_rows),
+            "gelu",
+        )
+        return recorder.act(recorder.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        return batch, 384 * source + 511
+        return batch, 384 * encoder_positions + 511
 
-    def reference(self, context: Context) -> nn.Module:
-        return _waveform_class()(context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _waveform_class()(model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -125,9 +130,9 @@ def _subsampling_class() -> type[nn.Module]:
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
             self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
-            for i, size in enumerate(spec.conv_kernel_sizes):
+            for i, kernel_size in enumerate(spec.conv_kernel_sizes):
                 out = hidden if i == self.count - 1 else spec.conv_channels // 2
-                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, size, stride=2, padding=size // 2))
+                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, kernel_size, stride=2, padding=kernel_size // 2))
                 width = out
 
         def forward(self, frames: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base classes of all parts: a part has a checked spec, a flow, a PyTorch reference and tiny examples.
+"""The base classes of all components: each has checked fields, recorded operations, a PyTorch reference and examples.
 
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
@@ -115,7 +115,7 @@ PUBLISHED = by_source(
 
 
 class Part(Record):
-    """The base class of every spec inside a model's spec.
+    """The base class of every component inside a model's description.
 
     noun: what it is called in an answer (class attribute).
     witness: what its memory was compared with, by its `type` where the class has several; each class states its own,
@@ -128,7 +128,7 @@ class Part(Record):
 
 @frozen(slots=True)
 class Context:
-    """The properties of the surrounding model that a part's reference needs.
+    """The properties of the surrounding model that a component's PyTorch reference needs.
 
     hidden_size: the width of the residual stream.
     causal: whether attention is causal, true by default.
@@ -156,7 +156,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 class Component(Part):
-    """A part with costs. Subclasses define its flow, its reference and its examples.
+    """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -168,7 +168,7 @@ class Component(Part):
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def source(self) -> str:
-        """The paper and section, or the source file, that the part's formulas come from."""
+        """The paper and section, or the source file, from which the component's formulas are taken."""
         return ""
 
     if TYPE_CHECKING:
@@ -176,29 +176,29 @@ class Component(Part):
         reference: ClassVar[Callable[..., nn.Module]]
     else:
 
-        def flow(self, f: Flow, x: Value) -> Value:
-            """Records the operations that compute the part's output from x, named like the reference's submodules."""
+        def flow(self, recorder: Flow, x: Value) -> Value:
+            """Records the operations that compute the component's output, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, context: Context) -> "nn.Module":
-            """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
+        def reference(self, model_properties: Context) -> "nn.Module":
+            """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that this part needs: field of the stack → required field values."""
+        """The components of the stack that this component needs: required values by field of the stack."""
         return {}
 
     def borrows(self) -> str:
-        """The field that makes the part depend on another layer or the surrounding model; empty without one."""
+        """The field that makes the component depend on another layer or the surrounding model; empty without one."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
-        """The part's short name in a heading of a report: `GQA 32/8 × 128`, `SwiGLU 14336`."""
+        """The component's short name in headings of reports: `GQA 32/8 × 128`, `SwiGLU 14336`."""
         return str(getattr(self, "type", ""))
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny specs that together use every option of the part; contract tests run on each of them."""
+        """Tiny components that together use every option of the class; contract tests run on each of them."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
@@ -230,7 +230,7 @@ class ScoreBias:
 
 @frozen(slots=True)
 class Standing:
-    """The position of a part in a stack, for checks that depend on the position.
+    """The position of a component in a stack of layers, for checks that depend on the position.
 
     where: the part's path in error messages.
     width: the width of its input.
@@ -249,7 +249,7 @@ class Standing:
 
 
 class Unscalable(ValueError):
-    """Raised if a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
+    """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
 SCALES = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -257,7 +257,7 @@ SCALES = "expected a decoder whose layers are multi-head or grouped-query attent
 
 
 class AttentionFields(Protocol):
-    """The fields of attention that a part inside it may check."""
+    """The fields of attention that a component inside the attention may check."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -287,25 +287,28 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
-    def check_place(self, place: Standing, head_dim: int) -> None:
-        """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
-        if place.side not in self.sides:
+    def check_place(self, stack_position: Standing, head_dim: int) -> None:
+        """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
+        if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected_place}"
+                f"{stack_position.where}.position.type: '{kind}' is for attention {directions}; expected "
+                f"{expected_place}"
             )
 
-    def check_heads(self, sizes: HeadSizes) -> None:
+    def check_heads(self, head_sizes: HeadSizes) -> None:
         """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that the encoding needs, as in `TokenMixer.requires`."""
+        """The components of the stack that the encoding needs, as in `TokenMixer.requires`."""
         return {}
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
         """Returns the queries for the product with the keys, and the term that is added to the scores.
 
         biases: whether the query and the key projection have a bias.
@@ -314,7 +317,7 @@ class AttentionPosition(Part):
 
 
 class TokenMixer(Component):
-    """The base class of token mixers: parts that mix information between tokens.
+    """The base class of token mixers: components that mix information between tokens, such as attention.
 
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
     sees_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do (class
@@ -333,7 +336,7 @@ class TokenMixer(Component):
         return None
 
     def trait(self) -> str:
-        """The word of reports that distinguishes the mixer from those of other layers: `sliding`, `full`, `mamba2`."""
+        """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def reach(self) -> tuple[int, ...]:
@@ -348,15 +351,15 @@ class TokenMixer(Component):
         """The position encoding in the mixer's scores; None without one."""
         return None
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with `number` key and value heads, all of them cached; unchanged without such heads."""
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with `kv_heads` key and value heads, all of them cached; unchanged without such heads."""
         return self
 
     def without_window(self) -> Self:
         """The mixer without a sliding window or chunks: every token attends to all earlier tokens."""
         return self
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         """The mixer with other numbers and sizes of its heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
@@ -371,7 +374,7 @@ class TokenMixer(Component):
         """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
         return None
 
-    def share_bias(self, f: Flow, x: Value) -> None:
+    def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the bias that all layers of a stack add to their scores, before the first layer.
 
         x: the input of the first layer.
@@ -382,41 +385,44 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers with an equal key can share: key → the field that takes it from a lower layer.
+        """The results that layers with an equal key can share, each with the field that takes it from a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
         sharing_key = self.sharing_key_of()
         return {} if sharing_key is None else {sharing_key: self.borrows()}
 
-    def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` if the mixer cannot be used in that place."""
-        if place.side not in self.sides:
+    def check_place(self, stack_position: Standing) -> None:
+        """Raises `ValueError` if the mixer cannot be used at this position of the model."""
+        if stack_position.side not in self.sides:
             kind = type(self).model_fields["type"].default
-            raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+            raise ValueError(f"{stack_position.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class LayerParts(Protocol):
-    """The interface of a layer that a part of the stack may use."""
+    """The interface of a layer, as other components of the stack see it."""
 
     @property
     def attention(self) -> Part: ...
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that the layer needs, as in `Component.requires`."""
+        """The components of the stack that the layer needs, as in `Component.requires`."""
 
 
 class StackPart(Component):
-    """A part that a stack has once: below its layers, above its layers or beside its layers."""
+    """A component that a stack of layers has once: before, after or beside its layers."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises `ValueError` if the part does not fit these layers. layers: kind, as in `pattern` → layer."""
+        """Raises `ValueError` if the component does not fit these layers.
 
-    def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` if a stack of that width and side cannot have the part."""
+        layers: the layers by their name in `pattern`.
+        """
+
+    def check_place(self, stack_position: Standing) -> None:
+        """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
 
 
 class Network(Component):
-    """The base class of networks: parts that process each token separately.
+    """The base class of networks: components that process each token separately, such as feed-forward networks.
 
     mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
     """
@@ -457,11 +463,11 @@ class SingleWidthNetwork(Network):
 
 
 class Nothing(Part):
-    """`{ type = "none" }`: an absent part. A layer must say so explicitly, so that no part is forgotten."""
+    """`{ type = "none" }`: an absent component. A layer must state it, so that no component is forgotten."""
 
     type: Literal["none"] = "none"
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
-        if place.side != "decoder":
-            raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")
+        if stack_position.side != "decoder":
+            raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

@@ -1,4 +1,4 @@
-"""A field that accepts several kinds of parts, which `type` distinguishes. A part's file is imported on first use.
+"""A field that accepts several classes of components, which `type` distinguishes. Files are imported on first use.
 
 So counting a Llama imports no state-space model.
 """
@@ -20,7 +20,7 @@ PARTS = "x-parts"
 
 
 class PartError(ValueError):
-    """A validation error inside a part.
+    """A validation error inside a component.
 
     cls: the class of the part.
     error: pydantic's error, with locations relative to the part.
@@ -33,7 +33,7 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """The kinds of parts that a field accepts, by `type`.
+    """The classes of components that a field accepts, by `type`.
 
     homes: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.
@@ -44,15 +44,15 @@ class PartChoice:
         self.homes: dict[str, str] = dict(homes)
 
     def load(self, kind: str) -> type[Part]:
-        """Imports and returns the class of the part with that type."""
+        """Imports and returns the component class of a `type`."""
         return _load_home(self.homes[kind])
 
     def classes(self) -> list[type[Part]]:
-        """Imports and returns the classes of all parts."""
+        """Imports and returns the classes of all components that the field accepts."""
         return [self.load(kind) for kind in self.homes]
 
     def validate(self, value: Any) -> Part:
-        """Returns a part unchanged, and builds one from a table according to its `type`.
+        """Returns a component unchanged, or builds one from a table according to its `type`.
 
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
@@ -103,5 +103,5 @@ def _load_home(home: str) -> type[Part]:
 
 
 def only(home: str) -> Any:
-    """Returns a field type that accepts a single part class, `file:Class`, which is imported on first use."""
+    """Returns a field type that accepts a single component class, `file:Class`, which is imported on first use."""
     return Annotated[Part, PartChoice("only", {"only": home})]

@@ -1,4 +1,4 @@
-"""The kinds of parts that each field accepts, by `type`. A new part is a new file and a line here.
+"""The component classes that each field accepts, by `type`. A new component is a new file and a line here.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """
@@ -202,6 +202,6 @@ else:
 
 
 def parts() -> tuple[type[Component], ...]:
-    """Returns every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
+    """Returns every component class with a reference and examples, except layers; contract tests run on all of them."""
     classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -55,19 +55,19 @@ class Classifier(Component):
     def source(self) -> str:
         return "Devlin et al. 2019, §4.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         change, rows = self.transform, self._scored_rows()
         y = x.view(*x.axes, rows=rows)
         if change is not None:
-            y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
-            y = y if change.norm is None else f.part("norm", change.norm, y)
-        return f.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
+            y = recorder.act(recorder.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
+            y = y if change.norm is None else recorder.part("norm", change.norm, y)
+        return recorder.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
 
     def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS
 
-    def reference(self, context: Context) -> nn.Module:
-        return _classifier_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _classifier_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,13 +89,13 @@ def _classifier_class() -> type[nn.Module]:
         Only the first position is classified if `over` is `sequence`.
         """
 
-        def __init__(self, spec: Classifier, context: Context) -> None:
+        def __init__(self, spec: Classifier, model_properties: Context) -> None:
             super().__init__()
-            self.spec, hidden = spec, context.hidden_size
+            self.spec, hidden = spec, model_properties.hidden_size
             if spec.transform is not None:
                 self.dense = nn.Linear(hidden, hidden, bias=spec.transform.bias)
                 if spec.transform.norm is not None:
-                    self.norm = spec.transform.norm.reference(context)
+                    self.norm = spec.transform.norm.reference(model_properties)
             self.out_proj = nn.Linear(hidden, spec.num_labels, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -68,31 +68,37 @@ class ConformerConvolution(Part):
             raise ValueError(f"kernel_size: {self.kernel_size} has no centre; expected an odd number")
         return self
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = x.axes
-        value, gate = f.split(self._projected(f, "in_proj", x, Beside((hidden, hidden))), hidden, hidden)
+        value, gate = recorder.split(
+            self._record_projection(recorder, "in_proj", x, Beside((hidden, hidden))), hidden, hidden
+        )
         if self.gate_bias:
-            value_bias, gate_bias = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
-            value, gate = f.add(value, value_bias), f.add(gate, gate_bias)
-        y = f.mul(value, f.act(gate, self.gate_act))
+            value_bias, gate_bias = recorder.split(
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden
+            )
+            value, gate = recorder.add(value, value_bias), recorder.add(gate, gate_bias)
+        y = recorder.mul(value, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = self._projected(f, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
-        y = y if self.norm is None else f.part("norm", self.norm, y)
+        y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
+        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
+        y = y if self.norm is None else recorder.part("norm", self.norm, y)
         if self.batch_norm:
-            with f.scope("norm", kind="norm"):
-                mean, scale = f.split(f.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden)
-                y = f.norm("", f.mul(f.add(y, mean), scale), AFFINE)
-        return self._projected(f, "out_proj", f.act(y, self.hidden_act), *hidden)
+            with recorder.scope("norm", kind="norm"):
+                mean, scale = recorder.split(
+                    recorder.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden
+                )
+                y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+        return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
-    def _projected(self, f: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
         """Records the projection of that name, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return f.conv(name, x, *out, kernel=1, bias=self.bias)
-        return f.linear(name, x, *out, bias=self.bias)
+            return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
+        return recorder.linear(name, x, *out, bias=self.bias)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
 
 @cache

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear layer from all attention maps of a token pair to one contact score. Forward passes do not run it."""
+    """A linear layer from all attention scores of a token pair to one contact score; forward passes do not run it."""
 
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "classifier"
@@ -40,13 +40,13 @@ class ContactHead(OutputPart):
     def source(self) -> str:
         return "Rao et al. 2020"
 
-    def flow(self, f: Flow, x: Value, stack: Stack) -> Value:
+    def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
         """Records the unused linear layer. stack: the encoder that the attention maps come from."""
         heads: Number = stack.block.attention.heads(x.width).heads
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
-        return f.linear("", maps, Axis("one", 1), bias=True)
+        return recorder.linear("", maps, Axis("one", 1), bias=True)
 
-    def reference(self, context: Context, stack: Stack) -> nn.Module:
+    def reference(self, model_properties: Context, stack: Stack) -> nn.Module:
         """Builds a linear layer that no forward pass calls."""
         from torch import nn
 

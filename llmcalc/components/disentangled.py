@@ -79,26 +79,30 @@ class Disentangled(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """The number of rows of the table in each direction."""
+        """The number of relative positions in each direction, for each of which the table has a row."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_embedding": {"span": self.span}}
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
         terms = 1 + self.c2p + self.p2c
-        with f.scope("disentangled", source="He et al. 2020, §3.1"):
-            bias_sum = self._position_scores(f, x, q, keys, biases)
-            bias = None if bias_sum is None else f.scale(bias_sum, (q.axes[-1].size * terms) ** -0.5)
-            return f.scale(q, terms**-0.5), bias
+        with recorder.scope("disentangled", source="He et al. 2020, §3.1"):
+            bias_sum = self._position_scores(recorder, x, q, keys, biases)
+            bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * terms) ** -0.5)
+            return recorder.scale(q, terms**-0.5), bias
 
-    def _position_scores(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
-        """Records the position terms of the scores; None without any."""
+    def _position_scores(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> Value | None:
+        """Records the position terms of the attention scores and returns their sum; None without any."""
         bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
-        table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
+        table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))
         if self.within_sequence:
-            table = f.occurring(table, rows)
+            table = recorder.occurring(table, rows)
         heads, dim = q.axes
         for kind, projection, operand, own_bias, shared_bias, lender in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
@@ -107,24 +111,24 @@ class Disentangled(AttentionPosition):
             if not getattr(self, kind):
                 continue
             has_bins = self.position_buckets is not None
-            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
-            f.hold(index=index)
+            index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
+            recorder.hold(index=index)
             options: dict[str, Any] = {"bias": own_bias, "role": "own"}
             if self.share_att_key:
                 options = {"bias": shared_bias, "role": "shared", "lent": lender}
-            projected = f.linear(projection, table, heads, dim, rows=rows, **options)
-            scores = f.core(
+            projected = recorder.linear(projection, table, heads, dim, rows=rows, **options)
+            scores = recorder.core(
                 kind, ops.TableScores(heads.size, dim.size, rows, x.rows), operand, projected, axes=(heads,)
             )
-            term = f.at_distance(scores, index, by_key=kind == "p2c")
+            term = recorder.at_distance(scores, index, by_key=kind == "p2c")
             if kind == "p2c":
-                f.hold(by_key=term)
-            bias_sum = term if bias_sum is None else f.add(bias_sum, term)
-            f.hold(bias=bias_sum)
+                recorder.hold(by_key=term)
+            bias_sum = term if bias_sum is None else recorder.add(bias_sum, term)
+            recorder.hold(bias=bias_sum)
         return bias_sum
 
-    def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _reference_classes()["disentangled"](self, context.hidden_size, heads, head_dim)
+    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
+        return _reference_classes()["disentangled"](self, model_properties.hidden_size, heads, head_dim)
 
 
 class RelativeEmbedding(StackPart):
@@ -148,15 +152,15 @@ class RelativeEmbedding(StackPart):
     def source(self) -> str:
         return "He et al. 2020, §3.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the table; x gives their width."""
         length = 2 * self.span
         table_rows = Table(length=length, of=x.rows)
-        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
-        return rows if self.norm is None else f.part("norm", self.norm, rows)
+        rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
+        return rows if self.norm is None else recorder.part("norm", self.norm, rows)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["table"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["table"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -188,24 +192,29 @@ class SideConvolution(StackPart):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def check_place(self, place: Standing) -> None:
-        if place.width % self.conv_groups:
-            raise ValueError(f"{place.where}.conv_groups: {self.conv_groups} does not divide hidden_size {place.width}")
-        if place.side == "decoder":
-            raise ValueError(f"{place.where}: it sees tokens on both sides; expected an encoder")
+    def check_place(self, stack_position: Standing) -> None:
+        if stack_position.width % self.conv_groups:
+            raise ValueError(
+                f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "
+                f"{stack_position.width}"
+            )
+        if stack_position.side == "decoder":
+            raise ValueError(f"{stack_position.where}: it sees tokens on both sides; expected an encoder")
 
     def source(self) -> str:
         return "He et al. 2020, §A.5"
 
-    def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, after: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
-        convolution_output = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
-        f.hold(beside=convolution_output)
-        return f.part("norm", self.norm, f.add(x if after is None else after, convolution_output))
+        convolution_output = recorder.act(
+            recorder.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act
+        )
+        recorder.hold(beside=convolution_output)
+        return recorder.part("norm", self.norm, recorder.add(x if after is None else after, convolution_output))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["convolution"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["convolution"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -220,11 +229,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TableReference(nn.Module):
         """An embedding table. Returns all of its rows, [2·span, hidden]."""
 
-        def __init__(self, spec: RelativeEmbedding, context: Context) -> None:
+        def __init__(self, spec: RelativeEmbedding, model_properties: Context) -> None:
             super().__init__()
-            self.table = nn.Embedding(2 * spec.span, context.hidden_size)
+            self.table = nn.Embedding(2 * spec.span, model_properties.hidden_size)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(context)
+                self.norm = spec.norm.reference(model_properties)
 
         def forward(self) -> Tensor:
             rows: Tensor = self.table.weight
@@ -233,13 +242,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ConvolutionReference(nn.Module):
         """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
 
-        def __init__(self, spec: SideConvolution, context: Context) -> None:
+        def __init__(self, spec: SideConvolution, model_properties: Context) -> None:
             super().__init__()
-            self.act, width = spec.conv_act, context.hidden_size
+            self.act, width = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
                 width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
             )
-            self.norm = spec.norm.reference(context)
+            self.norm = spec.norm.reference(model_properties)
 
         def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
             convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
@@ -273,9 +282,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
-        def _relative_positions(self, run: Run, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, forward_pass: Run, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
-            positions = run.span(0, tokens, device)
+            positions = forward_pass.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
@@ -286,14 +295,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
 
         def forward(
-            self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
+            self, q: Tensor, k: Tensor, rows: Tensor, forward_pass: Run, query_map: nn.Linear, key_map: nn.Linear
         ) -> tuple[Tensor, Tensor | None]:
             tokens, span = q.shape[-2], self.reach
             if self.spec.within_sequence:
                 used_span = min(tokens, span)
                 rows, span = rows[span - used_span : span + used_span], used_span
-            distance = run.computed_once(
-                ("binned", tokens, span), lambda: self._relative_positions(run, tokens, q.device)
+            distance = forward_pass.computed_once(
+                ("binned", tokens, span), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
             terms = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None

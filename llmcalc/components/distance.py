@@ -46,8 +46,10 @@ class Alibi(AttentionPosition):
 
     type: Literal["alibi"] = "alibi"
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        return q, f.alibi(q, keys)
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
+        return q, recorder.alibi(q, keys)
 
 
 class TransformerXL(AttentionPosition):
@@ -73,26 +75,28 @@ class TransformerXL(AttentionPosition):
                 "attention_chunk_size"
             )
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        """Adds the scores of the queries against every distance."""
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
+        """Adds the scores of the queries against the embedding of every distance."""
         from ..workload.derived_rows import Distances
 
         heads, dim = q.axes
         assert isinstance(heads, Axis)
-        with f.scope("relative", source="Dai et al. 2019, §3.3"):
-            distance_encoding = f.sinusoids(q, Distances(of=x.rows), *x.axes)
-            f.hold(q=q, encoded=distance_encoding)
-            keys_by_distance = f.linear("r_proj", distance_encoding, heads, dim)
-            content = f.vector("content_bias", heads, dim, heads=heads)
-            position = f.vector("position_bias", heads, dim, heads=heads)
-            distance_scores = f.scores("core", f.add(q, position), keys_by_distance)
-            distance = f.distances(q, keys, clamped=True, shifted=False)
-            f.hold(by_distance=distance_scores, distance=distance)
-            by_content = f.add(q, content)
-            return by_content, f.scale(f.at_distance(distance_scores, distance), dim.size**-0.5)
+        with recorder.scope("relative", source="Dai et al. 2019, §3.3"):
+            distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
+            recorder.hold(q=q, encoded=distance_encoding)
+            keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, dim)
+            content = recorder.vector("content_bias", heads, dim, heads=heads)
+            position = recorder.vector("position_bias", heads, dim, heads=heads)
+            distance_scores = recorder.scores("core", recorder.add(q, position), keys_by_distance)
+            distance = recorder.distances(q, keys, clamped=True, shifted=False)
+            recorder.hold(by_distance=distance_scores, distance=distance)
+            by_content = recorder.add(q, content)
+            return by_content, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
 
-    def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _reference_classes()["transformer_xl"](context.hidden_size, heads, head_dim)
+    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
+        return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
 
 
 class Buckets(Part):
@@ -131,17 +135,19 @@ class LayerBias(Buckets, AttentionPosition):
 
     type: Literal["relative_bias"] = "relative_bias"
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+    def flow(
+        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+    ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import Table
 
-        buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
+        buckets, bucket_axis = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
-        table, _ = f.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
-        return q, f.distance_bias(table, q)
+        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=bucket_axis)
+        return q, recorder.distance_bias(table, q)
 
-    def reference(self, context: Context, heads: int) -> nn.Module:
+    def reference(self, model_properties: Context, heads: int) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _reference_classes()["relative"](buckets, max_distance, heads, context.causal)
+        return _reference_classes()["relative"](buckets, max_distance, heads, model_properties.causal)
 
 
 class RelativeBias(Buckets, StackPart):
@@ -177,32 +183,38 @@ class RelativeBias(Buckets, StackPart):
     def source(self) -> str:
         return "Raffel et al. 2020, §2.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
-        table, _ = f.table("", buckets, heads, of=rows, by="all")
+        table, _ = recorder.table("", buckets, heads, of=rows, by="all")
         if self.of_blocks:
-            f.memo["relative_bias_of_blocks"], _ = f.table("blocks", buckets, heads, of=rows, by="all")
+            recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
         for i, table_buckets in enumerate(self.other_buckets):
             table_rows = Table(length=table_buckets)
-            f.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
+            recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return table
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
+        bias = _reference_classes()["relative"](
+            buckets, max_distance, self.num_attention_heads, model_properties.causal
+        )
         if self.of_blocks:
             bias.add_module(
                 "blocks",
-                _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal),
+                _reference_classes()["relative"](
+                    buckets, max_distance, self.num_attention_heads, model_properties.causal
+                ),
             )
         for i, table_buckets in enumerate(self.other_buckets):
             bias.add_module(
                 f"other_{i}",
-                _reference_classes()["relative"](table_buckets, max_distance, self.num_attention_heads, context.causal),
+                _reference_classes()["relative"](
+                    table_buckets, max_distance, self.num_attention_heads, model_properties.causal
+                ),
             )
         return bias
 
@@ -263,16 +275,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, run: Run, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = run.computed_once(
+        def forward(self, q: Tensor, forward_pass: Run, total_tokens: int) -> tuple[Tensor, Tensor]:
+            angles = forward_pass.computed_once(
                 ("distances", total_tokens),
-                lambda: angles_of(run.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: angles_of(forward_pass.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
             queries, keys = (
-                run.span(total_tokens - q.shape[-2], total_tokens, q.device),
-                run.span(0, total_tokens, q.device),
+                forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device),
+                forward_pass.span(0, total_tokens, q.device),
             )
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5

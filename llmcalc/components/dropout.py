@@ -30,12 +30,14 @@ class Dropout(Record):
     final: Probability | None = None
 
     def probabilities(self) -> dict[str, float]:
-        """Returns place → probability, of the places where elements are dropped."""
-        return {place: probability for place, probability in self if probability}
+        """Returns the dropout probabilities above 0 by place."""
+        return {dropout_place: probability for dropout_place, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same places with another probability."""
-        return Dropout(**{place: probability for place, place_probability in self if place_probability is not None})
+        return Dropout(
+            **{dropout_place: probability for dropout_place, place_probability in self if place_probability is not None}
+        )
 
 
 ATTENTION_ALONE = Dropout.model_construct(attention=0.0)

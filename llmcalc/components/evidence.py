@@ -1,4 +1,4 @@
-"""The parts of a spec, each with the verification witness that its class declares."""
+"""The components of a model, each with the evidence for its memory that its class declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Part
 
 
 def part_evidence(part: Part) -> Evidence:
-    """Returns a part's evidence: its `type` or class name, with the witness that the class declares."""
+    """Returns a component's evidence: its `type` or class name, with the check that the class declares."""
     kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
     return Evidence(part.noun, kind or in_words(type(part).__name__), witness)
@@ -24,7 +24,7 @@ def in_words(name: str) -> str:
 
 
 def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
-    """Yields every part inside a value, and the value itself if it is a part. Parts of type `none` are left out.
+    """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
@@ -43,7 +43,7 @@ def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[P
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
-    """Returns the evidence of a model's text stacks: each kind of part once, in the order of the spec.
+    """Returns the evidence of a model's text stacks: each kind of component once, in the order of the description.
 
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.

@@ -40,23 +40,25 @@ class FrameStem(Stem):
     def frames_read(self) -> Value:
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        frames = f.frames = x if x.fixed else self.frames_read()
-        axes, wide_axis = width or x.axes, Axis("channels", 2 * f.n(width or x.axes))
-        standardized = f.normalized(frames, Norm(type="layernorm", weight=False))
-        gain = f.act(f.vector("log_gain", Axis("one", 1)), "exp")
-        y = f.act(f.linear("proj", f.act(f.mul(standardized, gain), "asinh"), *axes), "silu")
+        frames = recorder.frames = x if x.fixed else self.frames_read()
+        axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.n(width or x.axes))
+        standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
+        gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
+        y = recorder.act(
+            recorder.linear("proj", recorder.act(recorder.mul(standardized, gain), "asinh"), *axes), "silu"
+        )
         half_rows = Multiple(of=SOURCE, by=2)
-        y = f.act(f.conv("conv1", y, wide_axis, kernel=5, bias=True, rows=half_rows), "silu")
-        return f.conv("conv2", y, *axes, kernel=5, bias=True, rows=SOURCE)
+        y = recorder.act(recorder.conv("conv1", y, wide_axis, kernel=5, bias=True, rows=half_rows), "silu")
+        return recorder.conv("conv2", y, *axes, kernel=5, bias=True, rows=SOURCE)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        return batch, 4 * source * self.frame_size
+        return batch, 4 * encoder_positions * self.frame_size
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -77,7 +77,7 @@ class LMHead(Component):
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 
     def flow(
-        self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, output: Weight | None = None
+        self, recorder: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
         """Records the head. width: the embedding's width where it differs from x's.
 
@@ -86,33 +86,37 @@ class LMHead(Component):
         vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         rows: Rows = replace(x.rows, of=LOGITS) if isinstance(x.rows, Multiple) else LOGITS  # of each predict stream
         if self.clusters is not None:
-            return self.clusters.flow(f, x, vocab, output, rows)
+            return self.clusters.flow(recorder, x, vocab, output, rows)
         if self.transform is None:
             if output is not None and output.is_counted:
-                f.here.about["source"] = "Press & Wolf 2017"
-            return f.linear("", x, vocab, bias=self.bias, weight=output, rows=rows)
+                recorder.here.about["source"] = "Press & Wolf 2017"
+            return recorder.linear("", x, vocab, bias=self.bias, weight=output, rows=rows)
         change, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if change.size is not None:
             dense_axes = (Axis("transform", change.size),)
         if change.bottleneck_size is not None:
             bottleneck = Axis("bottleneck", change.bottleneck_size)
-            x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=rows), change.hidden_act)
-            f.hold(x=x)
-        y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=rows), change.hidden_act)
-        f.hold(x=y)
+            x = recorder.act(
+                recorder.linear("bottleneck", x, bottleneck, bias=change.bias, rows=rows), change.hidden_act
+            )
+            recorder.hold(x=x)
+        y = recorder.act(recorder.linear("dense", x, *dense_axes, bias=change.bias, rows=rows), change.hidden_act)
+        recorder.hold(x=y)
         if change.norm is not None:
-            y = f.norm("norm", y, change.norm)
-            f.hold(x=y)
+            y = recorder.norm("norm", y, change.norm)
+            recorder.hold(x=y)
         if not self.more_columns:
-            return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
+            return recorder.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
         input_axes = x.axes if width is None else (width,)
-        embedded, other_features = f.split(y, input_axes, (Axis("rest", x.width - f.n(input_axes)),))
-        logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
-        return f.add(logits, f.linear("more_columns", other_features, vocab, rows=rows))
+        embedded, other_features = recorder.split(y, input_axes, (Axis("rest", x.width - recorder.n(input_axes)),))
+        logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
+        return recorder.add(logits, recorder.linear("more_columns", other_features, vocab, rows=rows))
 
-    def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
+    def reference(self, model_properties: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
-        return _reference_class()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
+        return _reference_class()(
+            self, model_properties, self.draft_vocab_size or vocab_size, width or model_properties.hidden_size
+        )
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -136,18 +140,18 @@ def _reference_class() -> Callable[..., nn.Module]:
     class LMHeadReference(nn.Module):
         """The language-model head. x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
 
-        def __init__(self, spec: LMHead, context: Context, vocab_size: int, width: int) -> None:
+        def __init__(self, spec: LMHead, model_properties: Context, vocab_size: int, width: int) -> None:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.embedded, other_features = width, context.hidden_size - width
+            self.embedded, other_features = width, model_properties.hidden_size - width
             if spec.more_columns:
                 self.more_columns = nn.Linear(other_features, vocab_size, bias=False)
-            inner_width = context.hidden_size if spec.more_columns else width
+            inner_width = model_properties.hidden_size if spec.more_columns else width
             bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
             if bottleneck is not None:
-                self.bottleneck = nn.Linear(context.hidden_size, bottleneck, bias=bias)
-            self.dense = nn.Linear(bottleneck or context.hidden_size, inner_width, bias=bias)
+                self.bottleneck = nn.Linear(model_properties.hidden_size, bottleneck, bias=bias)
+            self.dense = nn.Linear(bottleneck or model_properties.hidden_size, inner_width, bias=bias)
             if spec.transform.norm is not None:
                 self.norm = spec.transform.norm.reference(Context(inner_width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
@@ -163,13 +167,13 @@ def _reference_class() -> Callable[..., nn.Module]:
                 logits = self.decoder(x)
             return logits
 
-    def build(spec: LMHead, context: Context, vocab_size: int, width: int) -> nn.Module:
+    def build(spec: LMHead, model_properties: Context, vocab_size: int, width: int) -> nn.Module:
         if spec.clusters is not None:
-            return spec.clusters.reference(context, vocab_size)
+            return spec.clusters.reference(model_properties, vocab_size)
         return (
             nn.Linear(width, vocab_size, bias=spec.bias)
             if spec.transform is None
-            else LMHeadReference(spec, context, vocab_size, width)
+            else LMHeadReference(spec, model_properties, vocab_size, width)
         )
 
     return build

@@ -54,27 +54,27 @@ class Clusters(Part):
                 "a divisor, for clusters have equally many tokens"
             )
 
-    def flow(self, f: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
         """Records the head. x: the hidden states. output: the embedding's weight if the head is tied to it."""
         (hidden,) = x.axes
         assert isinstance(hidden, Axis)
-        with f.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
-            f.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
-        f.buffer("token_ordering", vocab, indices=True)
-        weight = f.unread_table("decoder", vocab, hidden) if output is None else output
-        count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
-        embeddings = f.look_up(weight, Multiple(of=rows, by=count), by="chosen")
-        scored = Axis("vocab", count)
-        return f.core(
+        with recorder.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
+            recorder.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
+        recorder.buffer("token_ordering", vocab, indices=True)
+        weight = recorder.unread_table("decoder", vocab, hidden) if output is None else output
+        chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
+        embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
+        scored = Axis("vocab", chosen_tokens)
+        return recorder.core(
             "scores",
-            ops.Product(1, hidden.size, count, rows),
+            ops.Product(1, hidden.size, chosen_tokens, rows),
             x.view(hidden, rows=rows),
             embeddings.view(scored, hidden, rows=rows),
             axes=(scored,),
         )
 
-    def reference(self, context: Context, vocab_size: int) -> nn.Module:
-        return _reference_class()(self, context.hidden_size, vocab_size)
+    def reference(self, model_properties: Context, vocab_size: int) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size, vocab_size)
 
 
 @cache
@@ -98,7 +98,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("tokens", torch.arange(vocab_size))
 
     class ClusteredHead(nn.Module):
-        """The head of clusters. x: [batch, positions, hidden] → [batch, positions, vocab_size].
+        """The clustered output head. x: [batch, positions, hidden] → [batch, positions, vocab_size].
 
         Tokens of other clusters have a score below all others.
         """

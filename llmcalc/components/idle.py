@@ -29,14 +29,17 @@ class UnusedEmbedding(Component):
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
-    def flow(self, f: Flow, x: Value, vocab: Axis = ONE) -> Value:
-        """Records the unused table. x: the token embeddings, as wide as a row. vocab: the axis of its rows."""
-        return f.table("", vocab, *x.axes)[0]
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE) -> Value:
+        """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
 
-    def reference(self, context: Context, vocab_size: int = 1) -> nn.Module:
+        vocab: its row axis.
+        """
+        return recorder.table("", vocab, *x.axes)[0]
+
+    def reference(self, model_properties: Context, vocab_size: int = 1) -> nn.Module:
         from torch import nn
 
-        return nn.Embedding(vocab_size, context.hidden_size)
+        return nn.Embedding(vocab_size, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -55,14 +58,14 @@ class SecondStream(StackPart):
     def source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        """Records the unused vector. x: the token embeddings, as wide as the vector."""
-        return f.vector("", *x.axes)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""
+        return recorder.vector("", *x.axes)
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         import torch
 
-        module: nn.Module = vector(torch.zeros(context.hidden_size))
+        module: nn.Module = vector(torch.zeros(model_properties.hidden_size))
         return module
 
     @classmethod

@@ -43,20 +43,24 @@ class InputFeatures(StackPart):
     def source(self) -> str:
         return "Su et al. 2022, §3.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the projection of the joined embeddings. x: the token embeddings."""
         rows = [x]
-        for i, (vocab, size) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
+        for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             name = f"feature{i}"
-            row, _ = f.table(f"embed_{i}", Axis("types", vocab), Axis(name, size), of=x.rows, kind=self.kind)
+            row, _ = recorder.table(
+                f"embed_{i}", Axis("types", vocab), Axis(name, table_width), of=x.rows, kind=self.kind
+            )
             rows.append(row)
-        joined_embeddings = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
-        f.hold(x=joined_embeddings)
-        return f.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
+        joined_embeddings = (
+            x if len(rows) == 1 else recorder.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
+        )
+        recorder.hold(x=joined_embeddings)
+        return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""
-        return _reference_class()(self, context.hidden_size)
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -74,8 +78,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: InputFeatures, width: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
-            for i, (vocab, size) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
-                self.add_module(f"embed_{i}", nn.Embedding(vocab, size))
+            for i, (vocab, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
+                self.add_module(f"embed_{i}", nn.Embedding(vocab, table_width))
             self.proj = nn.Linear(width + sum(spec.embedding_sizes), width)
 
         def forward(self, x: Tensor) -> Tensor:

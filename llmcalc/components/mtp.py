@@ -82,7 +82,7 @@ class MultiTokenPrediction(OutputPart):
     def source(self) -> str:
         return "DeepSeek-V3 2024, §2.2"
 
-    def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
+    def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
         """Records all prediction modules, one after the other. x: the last hidden states.
 
         table: the embedding's weight. output: the weight of the model's head.
@@ -92,31 +92,37 @@ class MultiTokenPrediction(OutputPart):
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
 
         def run(v: Value) -> Value:
-            return self._record_module(f, v, block, vocab, table, output)
+            return self._record_module(recorder, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
-            return f.layers(x, run, n, indices, "mtp", **node_fields)
+            return recorder.layers(x, run, n, indices, "mtp", **node_fields)
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
-        x = f.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
-        return f.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
+        x = recorder.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
+        return recorder.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
 
-    def _record_module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
+    def _record_module(
+        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight
+    ) -> Value:
         """Records one prediction module. x: the hidden states of the model, or of the previous module."""
-        embedded = f.look_up(table, x.rows).view(*x.axes)
-        f.hold(embedded=embedded)
-        normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
-        module_input = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
-        f.hold(joined=module_input)
-        y = f.part("block", block, module_input, apart=True)
-        f.hold(y=y)
-        f.also(f.linear("lm_head", f.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS))
+        embedded = recorder.look_up(table, x.rows).view(*x.axes)
+        recorder.hold(embedded=embedded)
+        normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
+        module_input = recorder.linear("eh_proj", recorder.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        recorder.hold(joined=module_input)
+        y = recorder.part("block", block, module_input, apart=True)
+        recorder.hold(y=y)
+        recorder.also(
+            recorder.linear("lm_head", recorder.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS)
+        )
         return y
 
-    def reference(self, context: Context, stack: Stack, output: Tensor) -> nn.Module:
+    def reference(self, model_properties: Context, stack: Stack, output: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
-        return _reference_class()(self, context, layers[last_kind if self.layer is None else self.layer], output)
+        return _reference_class()(
+            self, model_properties, layers[last_kind if self.layer is None else self.layer], output
+        )
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -147,11 +153,13 @@ def _reference_class() -> Callable[..., nn.Module]:
         Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
         """
 
-        def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
+        def __init__(
+            self, spec: MultiTokenPrediction, model_properties: Context, block: Layer, output: nn.Parameter
+        ) -> None:
             super().__init__()
-            self.enorm, self.hnorm = spec.norm.reference(context), spec.norm.reference(context)
-            self.eh_proj = nn.Linear(2 * context.hidden_size, context.hidden_size, bias=False)
-            self.block, self.norm = block.reference(context), spec.norm.reference(context)
+            self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
+            self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
+            self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
             self.lm_head = Tied(output)
 
         def forward(
@@ -173,9 +181,11 @@ def _reference_class() -> Callable[..., nn.Module]:
                 predictions.append(logits)
             return predictions
 
-    def build(spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> nn.Module:
-        number = spec.num_nextn_predict_layers
-        modules = PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
+    def build(spec: MultiTokenPrediction, model_properties: Context, block: Layer, output: nn.Parameter) -> nn.Module:
+        module_count = spec.num_nextn_predict_layers
+        modules = PredictionReference(
+            ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
+        )
         for module in modules if spec.repeated else ():
             share_tensors(modules[0], module)
         return modules

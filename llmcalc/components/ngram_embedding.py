@@ -37,18 +37,18 @@ class NgramEmbedding(StackPart):
     def source(self) -> str:
         return "Meituan 2026 (arXiv:2601.21204)"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""
         total = x
         for i, rows in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)
-            row, _ = f.table(f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, kind=self.kind)
-            total = f.add(total, f.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
+            row, _ = recorder.table(f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, kind=self.kind)
+            total = recorder.add(total, recorder.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
         return total
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the tables and projections: token embeddings [batch, tokens, width] → same shape."""
-        return _reference_class()(self, context.hidden_size)
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -26,7 +26,7 @@ Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class NgramInput(Component):
-    """A table of n-grams, a value and keys of them, and a convolution. The ids that it keeps are not cached elements.
+    """A table of n-grams, projections of a row to a value and keys, and a convolution.
 
     ngram_rows: the number of rows of the table.
     ngram_heads: the number of rows that are looked up for a token.
@@ -50,28 +50,28 @@ class NgramInput(Component):
     def source(self) -> str:
         return "Qwen4-Exp 2026"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        """Returns what is added to all streams. x: the streams, [tokens, streams, hidden]."""
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Returns the term that is added to all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import Multiple
 
         streams, hidden = x.axes
         assert isinstance(streams, Axis)
         dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = f.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, kind=self.kind)
+        rows, _ = recorder.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, kind=self.kind)
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
-        keys = f.norm("key_norm", f.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
-        value = f.linear("value_proj", vectors, hidden)
-        queries = f.norm("query_norm", x, self.norm, groups=streams)
-        gate = f.act(f.sum(f.mul(keys, queries), streams), "sigmoid")
-        gated = f.mul(gate, value, axes=x.axes)
-        normed = f.norm("conv_norm", gated, self.norm, groups=streams)
-        convolved = f.conv("conv1d", normed, *x.axes, kernel=kernel, groups=x.width)
-        f.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
-        return f.add(gated, f.act(convolved, "silu"))
+        keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
+        value = recorder.linear("value_proj", vectors, hidden)
+        queries = recorder.norm("query_norm", x, self.norm, groups=streams)
+        gate = recorder.act(recorder.sum(recorder.mul(keys, queries), streams), "sigmoid")
+        gated = recorder.mul(gate, value, axes=x.axes)
+        normed = recorder.norm("conv_norm", gated, self.norm, groups=streams)
+        convolved = recorder.conv("conv1d", normed, *x.axes, kernel=kernel, groups=x.width)
+        recorder.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
+        return recorder.add(gated, recorder.act(convolved, "silu"))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
 
 @cache
@@ -85,9 +85,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: NgramInput, hidden: int) -> None:
             super().__init__()
-            self.spec, width, size = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
+            self.spec, width, embedding_width = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
-            self.key_proj, self.value_proj = nn.Linear(size, width, bias=False), nn.Linear(size, hidden, bias=False)
+            self.key_proj, self.value_proj = (
+                nn.Linear(embedding_width, width, bias=False),
+                nn.Linear(embedding_width, hidden, bias=False),
+            )
             self.key_norm, self.query_norm, self.conv_norm = (
                 norm_reference(spec.norm, width, groups=spec.streams) for _ in range(3)
             )
@@ -96,17 +99,17 @@ def _reference_class() -> type[nn.Module]:
             )
             self.conv_state: Any = state_class()()
 
-        def _convolved(self, x: Tensor, run: Run) -> Tensor:
+        def _convolved_tokens(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored = self.conv_state.load(run)
+            stored = self.conv_state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], x.shape[2], past_length) if stored is None else stored[0]
             inputs = torch.cat([earlier, x.transpose(1, 2)], -1)
-            self.conv_state.keep(run, inputs[..., inputs.shape[-1] - past_length :])
+            self.conv_state.keep(forward_pass, inputs[..., inputs.shape[-1] - past_length :])
             convolved: Tensor = self.conv1d(inputs).transpose(1, 2)
             return convolved
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             streams = self.spec.streams
             ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
             vectors = self.embedding(ids).flatten(2)
@@ -114,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
             gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
-            convolved = F.silu(self._convolved(self.conv_norm(gated.flatten(2)), run))
+            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
             added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
             return added
 

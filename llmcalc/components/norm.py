@@ -58,17 +58,20 @@ class Norm(Component):
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
     def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Returns the norm's op on `width` elements. heads: how many heads have separate weights; None for one set."""
+        """Returns the norm's operation on `width` elements.
+
+        heads: the number of heads with separate weights; None for one set.
+        """
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
     def source(self) -> str:
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return f.norm("", x, self)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return recorder.norm("", x, self)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

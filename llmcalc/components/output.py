@@ -1,4 +1,4 @@
-"""Parts that read a whole model's hidden states, beside the model's head."""
+"""Components that read a whole model's last hidden states, in addition to the output head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @frozen(slots=True)
 class ModelOutput:
-    """The properties of a model's output, for checks that depend on the model around a part.
+    """The properties of a model's output, for checks of components that read it.
 
     kind: the model's stacks, `decoder`, `encoder` or `encoder-decoder`.
     stack: the `Stack` that computes the output.
@@ -30,7 +30,7 @@ class ModelOutput:
 
 
 class OutputPart(Component):
-    """A part that reads the model's last hidden states, beside the model's head.
+    """A component that reads the model's last hidden states, in addition to the output head.
 
     role: the role of its nodes in the model's tree (class attribute).
     """
@@ -38,4 +38,4 @@ class OutputPart(Component):
     role: ClassVar[Role] = "own"
 
     def check_output(self, output: ModelOutput) -> None:
-        """Raises `ValueError` if the part cannot be used with a model of that output."""
+        """Raises `ValueError` if the component cannot be used with a model that has this output."""

@@ -1,4 +1,4 @@
-"""The pooler: one vector per sequence and optional scores computed from it, beside the model's head.
+"""The pooler: one vector per sequence and optional scores computed from it, in addition to the output head.
 
 BERT projects the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`); in pretraining it also
 scores the result (`BertPreTrainingHeads`). GPT's double-head classes score the last token's hidden state directly.
@@ -45,18 +45,18 @@ class Pooler(OutputPart):
     def source(self) -> str:
         return "Devlin et al. 2019"
 
-    def flow(self, f: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
+    def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
         pooled_vector = x.view(*x.axes, rows=rows)
         if self.dense:
-            pooled_vector = f.act(f.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
+            pooled_vector = recorder.act(recorder.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:
-            f.linear("out_proj", pooled_vector, Axis("labels", self.num_labels), bias=True)
+            recorder.linear("out_proj", pooled_vector, Axis("labels", self.num_labels), bias=True)
         return pooled_vector
 
-    def reference(self, context: Context, stack: Component | None = None) -> nn.Module:
+    def reference(self, model_properties: Context, stack: Component | None = None) -> nn.Module:
         """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
-        return _reference_class()(self, context.hidden_size)
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

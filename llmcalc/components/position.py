@@ -56,28 +56,29 @@ class Rope(AttentionPosition):
         if rotated < 2 or rotated % 2:
             raise ValueError(f"{location}: {message}; expected an even number, because it rotates pairs")
 
-    def check_place(self, place: Standing, head_dim: int) -> None:
-        super().check_place(place, head_dim)
-        self.check(head_dim, f"{place.where}.position")
+    def check_place(self, stack_position: Standing, head_dim: int) -> None:
+        super().check_place(stack_position, head_dim)
+        self.check(head_dim, f"{stack_position.where}.position")
 
-    def check_whole(self, size: str) -> None:
-        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size`."""
+    def check_whole(self, size_field: str) -> None:
+        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size_field`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
-                f"position: all {size} dimensions are rotated; expected no rotary_dim and no partial_rotary_factor"
+                f"position: all {size_field} dimensions are rotated; expected no rotary_dim and no "
+                "partial_rotary_factor"
             )
 
-    def check_heads(self, sizes: HeadSizes) -> None:
-        if isinstance(sizes.head_dim, int) and self.rotary_size(sizes.head_dim) > sizes.head_dim:
-            rotated = self.rotary_size(sizes.head_dim)
-            raise Unscalable(f"{sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
+    def check_heads(self, head_sizes: HeadSizes) -> None:
+        if isinstance(head_sizes.head_dim, int) and self.rotary_size(head_sizes.head_dim) > head_sizes.head_dim:
+            rotated = self.rotary_size(head_sizes.head_dim)
+            raise Unscalable(f"{head_sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
 
-    def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
+    def rotated(self, x: Tensor, forward_pass: Run, start: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `start`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, run, start, rotary_dim, self.rope_theta, concatenated=self.concatenated)
+        return rotate(x, forward_pass, start, rotary_dim, self.rope_theta, concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

@@ -34,11 +34,11 @@ class ProjectionHead(Component):
     def source(self) -> str:
         return "Khattab and Zaharia 2020, §3.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return f.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -52,9 +52,9 @@ def _reference() -> type[nn.Module]:
     class ProjectionHeadReference(nn.Module):
         """The projection. x: [batch, tokens, hidden] → [batch, tokens, size]."""
 
-        def __init__(self, spec: ProjectionHead, context: Context) -> None:
+        def __init__(self, spec: ProjectionHead, model_properties: Context) -> None:
             super().__init__()
-            self.proj = nn.Linear(context.hidden_size, spec.size, bias=spec.bias)
+            self.proj = nn.Linear(model_properties.hidden_size, spec.size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             projected: Tensor = self.proj(x)

@@ -1,4 +1,4 @@
-"""Learned tokens in front of a decoder's text, which no output is computed of: soft prompts (CPM-Ant).
+"""Learned tokens in front of a decoder's text, for which no output is computed: soft prompts (CPM-Ant).
 
 Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
 """
@@ -38,27 +38,27 @@ class PromptTokens(ResidualStreams):
     prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
     prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
 
-    def check_place(self, place: Standing) -> None:
-        if place.side != "decoder":
-            raise ValueError(f"{place.where}: prompt tokens stand before generated text; expected a decoder")
+    def check_place(self, stack_position: Standing) -> None:
+        if stack_position.side != "decoder":
+            raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
 
     def source(self) -> str:
         return "Lester et al. 2021, §2"
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.part("embed_prompts", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("embed_prompts", self, x)
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, WithPrompt)
-        return f.resized(x, x.rows.of)
+        return recorder.resized(x, x.rows.of)
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the prompt and the text. x: the token embeddings."""
-        table = f.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
-        return f.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
+        table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
+        return recorder.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
 
 @cache
@@ -74,13 +74,13 @@ def _reference_class() -> type[nn.Module]:
             self.length = spec.prompt_length
             self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
-            if run.past:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            if forward_pass.past:
                 return x
             prompt = self.embed_prompts(torch.arange(self.length, device=x.device))
             return torch.cat([prompt.expand(x.shape[0], -1, -1), x], 1)
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
-            return x if run.past else x[:, self.length :]
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            return x if forward_pass.past else x[:, self.length :]
 
     return PromptTokensReference

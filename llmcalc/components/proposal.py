@@ -1,4 +1,4 @@
-"""What a draft model computes beside its head: terms of its logits, the chance of acceptance, its next input.
+"""Further outputs of a draft model: terms added to its logits, the acceptance probability, its next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -66,48 +66,50 @@ class Proposal(OutputPart):
     def source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
-        """Records the part. x: the hidden states.
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
+        """Records the terms of the draft model's logits. x: the hidden states.
 
         vocab, proposed: the axes of the tokens read and of those proposed.
         """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
-            token = self._previous_token_bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
+            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = Beside(((size,), (size,), (size,)))
-            f.linear("gru_input", x, gates)
-            f.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
+            recorder.linear("gru_input", x, gates)
+            recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
-            joined_input = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
-            f.linear("gru_up", f.act(f.linear("gru_down", joined_input, rank), "silu"), proposed)
+            joined_input = recorder.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            recorder.linear("gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed)
         if self.confidence:
             bias_input = x
             if self.confidence_reads_token and token is not None:
-                bias_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            f.linear("confidence", bias_input, Axis("score", 1), bias=True)
+                bias_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            recorder.linear("confidence", bias_input, Axis("score", 1), bias=True)
         if self.state_size is not None:
-            f.linear("state_proj", x, Axis("state", self.state_size))
+            recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
-    def _previous_token_bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
         """Records the bias by previous token, and returns the bias of the previous token."""
-        token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
+        token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
-            joined_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            projected = f.mul(f.act(f.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token)
+            joined_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            projected = recorder.mul(
+                recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
+            )
         elif self.markov == "rnn":
-            joined_input = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
-            f.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
-        f.linear("markov_w2", projected, proposed)
+            joined_input = recorder.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
+            recorder.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
+        recorder.linear("markov_w2", projected, proposed)
         return token
 
-    def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
-        """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
-        return _reference_class()(self, context.hidden_size, vocab_size, proposed)
+    def reference(self, model_properties: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
+        """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the term added to the logits."""
+        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -138,10 +140,10 @@ def _reference_class() -> type[nn.Module]:
                 elif spec.markov == "rnn":
                     self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
             if spec.gru_size is not None and spec.gru_rank is not None:
-                size = spec.gru_size
-                self.gru_input = nn.Linear(hidden, 3 * size, bias=False)
-                self.gru_state = nn.Linear(size, 3 * size, bias=False)
-                self.gru_down = nn.Linear(hidden + size, spec.gru_rank, bias=False)
+                gru_size = spec.gru_size
+                self.gru_input = nn.Linear(hidden, 3 * gru_size, bias=False)
+                self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
+                self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
                 self.gru_up = nn.Linear(spec.gru_rank, proposed, bias=False)
             if spec.confidence:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
@@ -149,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.state_size is not None:
                 self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
-        def _gated_row(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gated_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
@@ -177,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the term of the logits, and the other outputs: the next states, the score of acceptance."""
+            """Returns the term added to the logits, and the other outputs: the next states, the acceptance score."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
@@ -185,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated_row(x, token))
+                term = self.markov_w2(self._gated_token_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))

@@ -47,21 +47,21 @@ class RelativeKeys(StackPart):
     max_distance: Positions
     head_dim: HeadDim
 
-    def check_place(self, place: Standing) -> None:
-        if place.side != "encoder":
-            raise ValueError(f"{place.where}: has keys for distances in both directions; expected an encoder")
+    def check_place(self, stack_position: Standing) -> None:
+        if stack_position.side != "encoder":
+            raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
 
     def source(self) -> str:
         return "Shaw et al. 2018, §3.2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
         pairs = value_of_pairs(x.rows).rows
         dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = f.table("", distances, dim, of=pairs, by="positions")
+        keys, _ = recorder.table("", distances, dim, of=pairs, by="positions")
         return keys
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_classes()["keys"](self)
 
     @classmethod
@@ -91,10 +91,10 @@ class RelativeKeyAttention(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads) or not same(sizes.head_dim, self.head_dim):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads) or not same(head_sizes.head_dim, self.head_dim):
             raise Unscalable("each query head has its own key head, and the stack's keys their size; expected the same")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
@@ -102,24 +102,24 @@ class RelativeKeyAttention(TokenMixer):
     def source(self) -> str:
         return "Shaw et al. 2018, §3.2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (f.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
         pairs = value_of_pairs(x.rows, heads, batched=True)
-        keys = f.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
+        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
         op = ops.PairScores(q.axes[0].size, dim.size, x.rows)
-        f.hold(q=q, k=k, v=v)
-        bias = f.scale(f.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
-        f.hold(q=q, k=k, v=v, bias=bias)
-        y = f.attention("core", q, k, v, causal=False, bias=bias, masked=False)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=self.bias)
+        recorder.hold(q=q, k=k, v=v)
+        bias = recorder.scale(recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
+        recorder.hold(q=q, k=k, v=v, bias=bias)
+        y = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, relative keys"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["attention"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -132,7 +132,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class KeysReference(nn.Embedding):
-        """The keys of all pairs. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
+        """The relative keys of all pairs of positions. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
 
         def __init__(self, spec: RelativeKeys) -> None:
             super().__init__(2 * spec.max_distance, spec.head_dim)
@@ -169,12 +169,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.pairs, self.core = PairScores(), Core()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q, k, v = (
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            bias = self.pairs(q, run.memo["relative_keys"]) * q.shape[-1] ** -0.5
+            bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
             result: Tensor = self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
             return result
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def add_convolution(f: Flow, name: str, x: Value, kernel: Number) -> Value:
+def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Value:
     """Records the convolution as a module of that name, and the sum with its input. kernel: its width in tokens."""
-    with f.scope(name):
-        y = f.conv(
+    with recorder.scope(name):
+        y = recorder.conv(
             "conv",
             x,
             *x.axes,
@@ -31,8 +31,8 @@ def add_convolution(f: Flow, name: str, x: Value, kernel: Number) -> Value:
             state="conv_state",
             kind="convolution",
         )
-        f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
-        return f.add(y, x)
+        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        return recorder.add(y, x)
 
 
 @cache
@@ -46,8 +46,8 @@ def residual_convolution_class() -> type[nn.Module]:
             super().__init__()
             self.conv, self.conv_state = causal_conv_class()(width, kernel, False), state_class()()
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            convolved: Tensor = self.conv(x.transpose(1, 2), run, self.conv_state).transpose(1, 2)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            convolved: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
             return convolved + x
 
     return ResidualConvolution

@@ -19,7 +19,7 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(
-    x: Tensor, run: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
+    x: Tensor, forward_pass: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
 ) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
@@ -28,9 +28,9 @@ def rotate(
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:
-        return _cos_sin(run.span(start, end, x.device), dim, theta, x)
+        return _cos_sin(forward_pass.span(start, end, x.device), dim, theta, x)
 
-    cos, sin = run.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
+    cos, sin = forward_pass.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
     return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)
 
 
@@ -48,7 +48,7 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
 
 
 def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
-    """Rotates as the classes of transformers do; the result keeps the order of x's axes."""
+    """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
     import torch
 
     rotates_all = dim == x.shape[-1] and not concatenated
@@ -58,8 +58,8 @@ def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: b
 
 
 def _quarter_turned(x: Tensor) -> Tensor:
-    """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
+    """Replaces each pair (a, b) of x by (−b, a); a is in the first half of the last axis, b in the second."""
     import torch
 
-    half = x.shape[-1] // 2
-    return torch.cat([-x[..., half:], x[..., :half]], -1)
+    half_length = x.shape[-1] // 2
+    return torch.cat([-x[..., half_length:], x[..., :half_length]], -1)

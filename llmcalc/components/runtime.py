@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def share_tensors(source: nn.Module, target: nn.Module) -> None:
-    """Gives the target module the parameters and buffers of the source, a module of the same structure."""
-    for path, tensor in [*source.named_parameters(), *source.named_buffers()]:
+def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
+    """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
+    for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
         holder, _, name = path.rpartition(".")
         setattr(target.get_submodule(holder), name, tensor)
 
 
 @dataclass(eq=False)
 class Run:
-    """The state of one forward pass of a reference: positions, caches, masks.
+    """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
@@ -70,20 +70,20 @@ class Run:
         return self.memo[key]
 
     def span(self, start: int, end: int, device: Any) -> Tensor:
-        """Returns the positions start … end − 1."""
+        """Returns the positions start … end − 1 as a tensor."""
         import torch
 
         positions: Tensor = self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
         return positions
 
 
-def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that a module's `dropouts`, `{place: function}`, has for a place.
+def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
+    """Applies the dropout function that a module has for a place, if it has one.
 
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    out: Tensor = dropouts[place](x) if place in dropouts else x
+    out: Tensor = dropouts[dropout_place](x) if dropout_place in dropouts else x
     return out
 
 
@@ -164,21 +164,21 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = limit
 
-        def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
-            if run.store is None:
+        def forward(self, forward_pass: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
+            if forward_pass.store is None:
                 return new_tensors
-            cached_tensors = [[t] for t in run.store.pop(self, ())] or [[] for _ in new_tensors]
+            cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
             if self.limit is None:
                 for i, new in enumerate(new_tensors):
                     cached_tensors[i] = [torch.cat([*cached_tensors[i], new], -2)]
-                joined_tensors = run.store[self] = tuple(t for (t,) in cached_tensors)
+                joined_tensors = forward_pass.store[self] = tuple(t for (t,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
                 torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new], -2)
                 for cached, new in zip(cached_tensors, new_tensors, strict=True)
             )
-            run.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
+            forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors
 
     return Cache
@@ -195,12 +195,14 @@ def state_class() -> type[nn.Module]:
         `keep(run, ...)` replaces them.
         """
 
-        def load(self, run: Run) -> tuple[Tensor, ...] | None:
-            return None if run.store is None else run.store.get(self)
+        def load(self, forward_pass: Run) -> tuple[Tensor, ...] | None:
+            return None if forward_pass.store is None else forward_pass.store.get(self)
 
-        def keep(self, run: Run, *tensors: Tensor) -> None:
-            if run.store is not None:
-                run.store[self] = tuple(t.clone() for t in tensors)  # a slice would keep the whole tensor alive
+        def keep(self, forward_pass: Run, *tensors: Tensor) -> None:
+            if forward_pass.store is not None:
+                forward_pass.store[self] = tuple(
+                    t.clone() for t in tensors
+                )  # a slice would keep the whole tensor alive
 
     return State
 
@@ -221,12 +223,12 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if kept_frames is None else kept_frames
 
-        def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, forward_pass: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored_input = state.load(run)
+            stored_input = state.load(forward_pass)
             if stored_input is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
-                if run.store is None:
+                if forward_pass.store is None:
                     return out
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
@@ -234,14 +236,14 @@ def causal_conv_class() -> type[nn.Module]:
                 out = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
+            state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d
 
 
 def attention_mask(
-    run: Run,
+    forward_pass: Run,
     end: int,
     queries: int,
     keys: int,
@@ -254,8 +256,8 @@ def attention_mask(
     """Returns the mask [queries, keys] of the last `keys` tokens before `end` that each query may attend to."""
 
     def make() -> Tensor:
-        q = run.span(end - queries, end, device)[:, None]
-        k = run.span(end - keys, end, device)[None, :]
+        q = forward_pass.span(end - queries, end, device)[:, None]
+        k = forward_pass.span(end - keys, end, device)[None, :]
         if not causal:
             tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
             return (q - k <= tokens_before) & (k - q <= tokens_after)
@@ -266,5 +268,5 @@ def attention_mask(
             mask = mask & (k // chunk == q // chunk)
         return mask
 
-    mask: Tensor = run.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
+    mask: Tensor = forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
     return mask

@@ -39,22 +39,22 @@ class SelfConditioning(ResidualStreams):
     def source(self) -> str:
         return "Chen et al. 2022 (arXiv:2208.04202), §2.3"
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.part("self_conditioning", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("self_conditioning", self, x)
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         return x
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the input of the first layer. x: the token embeddings."""
-        signal = f.part("pre_norm", self.norm, f.received(x, *x.axes))
-        f.hold(signal=signal)
-        y = f.add(x, f.part("mlp", self.feed_forward, signal))
-        f.hold(y=y)
-        return f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
+        signal = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
+        recorder.hold(signal=signal)
+        y = recorder.add(x, recorder.part("mlp", self.feed_forward, signal))
+        recorder.hold(y=y)
+        return recorder.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
 
 @cache
@@ -64,27 +64,30 @@ def _reference_class() -> type[nn.Module]:
     class Network(nn.Module):
         """The network with its norms; the mean embeddings are zeros here. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SelfConditioning, context: Context) -> None:
+        def __init__(self, spec: SelfConditioning, model_properties: Context) -> None:
             super().__init__()
-            self.pre_norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
-            self.post_norm = Norm(type="rmsnorm", weight=False, eps=spec.norm.eps).reference(context)
+            self.pre_norm, self.mlp = (
+                spec.norm.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
+            self.post_norm = Norm(type="rmsnorm", weight=False, eps=spec.norm.eps).reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
             return out
 
     class Holder(nn.Module):
-        """A module whose child belongs to the stack's module."""
+        """A module whose child module is registered in the stack's module."""
 
-        def __init__(self, spec: SelfConditioning, context: Context) -> None:
+        def __init__(self, spec: SelfConditioning, model_properties: Context) -> None:
             super().__init__()
-            self.self_conditioning = Network(spec, context)
+            self.self_conditioning = Network(spec, model_properties)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             out: Tensor = self.self_conditioning(x)
             return out
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x
 
     return Holder

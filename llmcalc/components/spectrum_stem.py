@@ -41,17 +41,17 @@ class SpectrumStem(Stem):
         rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
         return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        frames = f.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        return f.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)
+        return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
-        return batch, self.frames_per_position * source, self.subsampling.num_mel_bins
+        return batch, self.frames_per_position * encoder_positions, self.subsampling.num_mel_bins
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         from torch import nn
 
         class SpectrumStemReference(nn.Module):
@@ -59,7 +59,7 @@ class SpectrumStem(Stem):
 
             def __init__(self, spec: SpectrumStem) -> None:
                 super().__init__()
-                self.subsampling = spec.subsampling.reference(context)
+                self.subsampling = spec.subsampling.reference(model_properties)
 
             def forward(self, frames: object) -> object:
                 return self.subsampling(frames)

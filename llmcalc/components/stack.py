@@ -1,4 +1,4 @@
-"""A stack of layers and the parts before and after its layers: positions, embedding norm, final norm.
+"""A stack of layers and the components before and after its layers: positions, embedding norm, final norm.
 
 Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
 bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
@@ -149,16 +149,18 @@ class Stack(Component):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_variants(cls, data: Any) -> Any:
-        """Fills a variant's missing fields from `block`."""
-        variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
+    def _fill_variants(cls, stack_table: Any) -> Any:
+        """Fills the missing fields of a layer variant from the stack's `block`."""
+        variants, block = (
+            (stack_table.get("variants"), stack_table.get("block")) if isinstance(stack_table, dict) else (None, None)
+        )
         if not isinstance(variants, dict) or not isinstance(block, dict):
-            return data
+            return stack_table
         full_variants = {
             name: overlaid(block, changes) if isinstance(changes, dict) else changes
             for name, changes in variants.items()
         }
-        return {**data, "variants": full_variants}
+        return {**stack_table, "variants": full_variants}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -175,8 +177,8 @@ class Stack(Component):
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
         slots, layers = self.slots(), self.kinds()
-        for part in slots.values():
-            part.check_layers(layers)
+        for component in slots.values():
+            component.check_layers(layers)
         for name, layer in layers.items():
             for slot, fields in layer.requires().items():
                 if slot not in slots:
@@ -214,11 +216,11 @@ class Stack(Component):
         return self.streams is not None and self.streams.from_target
 
     def kinds(self) -> dict[str, Layer]:
-        """Returns every kind of layer: name in a pattern → layer."""
+        """Returns every kind of layer by its name in the pattern."""
         return {BASE: self.block, **self.variants}
 
     def slots(self) -> dict[str, StackPart]:
-        """Returns the parts beside the layers: field → part."""
+        """Returns the components beside the layers by field: positions, norms and others."""
         parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
             "ngram_embedding": self.ngram_embedding,
@@ -232,14 +234,16 @@ class Stack(Component):
             "second_stream": self.second_stream,
             "entities": self.entities,
         }
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: component for name, component in parts.items() if component is not None}
 
-    def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` if a layer or another part of the stack cannot be used in that place."""
+    def check_place(self, stack_position: Standing) -> None:
+        """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
         for name, block in self.kinds().items():
-            block.check_place(replace(place, where=f"{place.where}.{BASE if name == BASE else f'variants.{name}'}"))
-        for name, part in self.slots().items():
-            part.check_place(replace(place, where=f"{place.where}.{name}"))
+            block.check_place(
+                replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
+            )
+        for name, component in self.slots().items():
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
@@ -271,7 +275,7 @@ class Stack(Component):
             repeats = sum(ceil_div(remaining - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
-    def flow(self, f: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
         """Records the stack. x: the token embeddings, or the input of the stem or of the stack's own embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
@@ -279,10 +283,10 @@ class Stack(Component):
         """
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
-        with f.apart(f.causal, f.memory), f.function():
-            return self._run_layers(f, self._first_input(f, x, hidden, embedding_axes, positions))
+        with recorder.apart(recorder.causal, recorder.memory), recorder.function():
+            return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
 
-    def _run_layers(self, f: Flow, x: Value) -> Value:
+    def _run_layers(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
@@ -290,85 +294,91 @@ class Stack(Component):
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
-        for name, part, arguments in slots:
-            if part is not None:  # from here on, every layer reads it under the field's name
-                f.memo[name] = f.part(name, part, x, **arguments)
-            if name == "relative_bias" and part is not None:
+        for name, component, arguments in slots:
+            if component is not None:  # from here on, every layer reads it under the field's name
+                recorder.memo[name] = recorder.part(name, component, x, **arguments)
+            if name == "relative_bias" and component is not None:
                 for layer in self.kinds().values():
-                    layer.attention.share_bias(f, x)
+                    layer.attention.share_bias(recorder, x)
         if self.second_stream is not None:
-            f.part("second_stream", self.second_stream, x, role="idle")
+            recorder.part("second_stream", self.second_stream, x, role="idle")
         if self.entities is not None:
-            f.part("entities", self.entities, x, role="idle")
+            recorder.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
-        f.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
-        f.memo["embedded"] = x
-        f.keep(embedded=x)
-        f.hold(x=x)
+        recorder.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
+        recorder.memo["embedded"] = x
+        recorder.keep(embedded=x)
+        recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
-        x = x if self.streams is None else self.streams.record_split(f, x)
+        x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
-            f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
+            recorder.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
-            x = self._record_layers(f, x, label, block, repeat, indices)
-        f.hold(x=x, y=x)
+            x = self._record_layers(recorder, x, label, block, repeat, indices)
+        recorder.hold(x=x, y=x)
         if self.streams is not None:
-            x = self.streams.record_merge(f, x)
-            f.hold(x=x)
-        x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
-        x = f.dropout(x, "final")
+            x = self.streams.record_merge(recorder, x)
+            recorder.hold(x=x)
+        x = x if self.final_norm is None else recorder.part("norm", self.final_norm, x)
+        x = recorder.dropout(x, "final")
         if self.pooler is not None:
-            f.hold(x=x)
-            f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
+            recorder.hold(x=x)
+            recorder.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
         if self.output_positions is not None:
-            x = f.add(x, f.in_format_of(x, f.part("output_positions", self.output_positions, x)))
+            x = recorder.add(x, recorder.in_format_of(x, recorder.part("output_positions", self.output_positions, x)))
         if self.output_size is None:
             return x
-        return f.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
+        return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
-    def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
+    def _first_input(
+        self, recorder: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None
+    ) -> Value:
         """Returns the input of the first layer."""
         if self.stem is not None:
-            x = f.part("stem", self.stem, x, width=hidden)
+            x = recorder.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
-            x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
+            x, _ = recorder.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.view(*embedding_axes)
-        x = x if self.input_features is None else f.part("input_features", self.input_features, x)
-        x = x if self.ngram_embedding is None else f.part("ngram_embedding", self.ngram_embedding, x)
+        x = x if self.input_features is None else recorder.part("input_features", self.input_features, x)
+        x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
         if positions is not None:
-            with f.function():
-                row = f.look_up(positions, x.rows, by="positions")
-            x = f.add(x, f.in_format_of(x, row))
+            with recorder.function():
+                row = recorder.look_up(positions, x.rows, by="positions")
+            x = recorder.add(x, recorder.in_format_of(x, row))
         elif self.position is not None:
-            x = f.add(x, f.in_format_of(x, f.part("embed_positions", self.position, x)))
+            x = recorder.add(x, recorder.in_format_of(x, recorder.part("embed_positions", self.position, x)))
         if self.token_types is not None:
-            f.hold(x=x)
-            with f.function():
-                x = self.token_types.flow(f, x)
-            f.hold(x=x)
-        x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
-        x = f.dropout(x, "embedding")
-        f.hold(x=x)
-        return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
+            recorder.hold(x=x)
+            with recorder.function():
+                x = self.token_types.flow(recorder, x)
+            recorder.hold(x=x)
+        x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
+        x = recorder.dropout(x, "embedding")
+        recorder.hold(x=x)
+        return x if self.input_size is None else recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _record_layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
+    def _record_layers(self, recorder: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:
-            return f.layers(x, lambda v: block.flow(f, v), repeat, indices, label=shown_label, **node_fields)
+            return recorder.layers(
+                x, lambda v: block.flow(recorder, v), repeat, indices, label=shown_label, **node_fields
+            )
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
         sharing = None if is_single else Sharing(first=True, others=others_count)
-        x = f.layers(x, lambda v: block.flow(f, v, sharing), 1, first_index, label=shown_label, **node_fields)
+        x = recorder.layers(
+            x, lambda v: block.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
+        )
         if is_single:
             return x
         role = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(first=False, others=others_count)
-        return f.layers(
+        return recorder.layers(
             x,
-            lambda v: block.flow(f, v, later_sharing),
+            lambda v: block.flow(recorder, v, later_sharing),
             others_count,
             other_indices,
             label=shared_label,
@@ -376,8 +386,8 @@ class Stack(Component):
             **role,
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -395,7 +405,7 @@ class Stack(Component):
         from .target_states import TargetStates
 
         block = Block.examples()[0]
-        kinds: dict[str, AnyLayer] = {
+        layers_by_kind: dict[str, AnyLayer] = {
             "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
         }
         rms, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
@@ -473,7 +483,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=5,
                 block=block,
-                variants=kinds,
+                variants=layers_by_kind,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
             ),
@@ -553,13 +563,13 @@ def _reference_class() -> type[nn.Module]:
     class StackReference(nn.Module):
         """The stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
-        def __init__(self, spec: Stack, context: Context) -> None:
+        def __init__(self, spec: Stack, model_properties: Context) -> None:
             super().__init__()
-            embedding_context = Context(spec.input_size or context.hidden_size, context.causal)
+            embedding_context = Context(spec.input_size or model_properties.hidden_size, model_properties.causal)
             if spec.stem is not None:
-                self.stem = spec.stem.reference(context)
+                self.stem = spec.stem.reference(model_properties)
             if spec.vocab_size is not None:
-                self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
+                self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)
             if spec.input_features is not None:
                 self.input_features = spec.input_features.reference(embedding_context)
             if spec.ngram_embedding is not None:
@@ -570,8 +580,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.embedding_norm is not None:
                 self.embed_norm = spec.embedding_norm.reference(embedding_context)
             if spec.input_size is not None:
-                self.input_proj = nn.Linear(spec.input_size, context.hidden_size)
-            for name, part, arguments in (
+                self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
+            for name, component, arguments in (
                 ("relative_bias", spec.relative_bias, ()),
                 ("relative_keys", spec.relative_keys, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
@@ -580,14 +590,14 @@ def _reference_class() -> type[nn.Module]:
                 ("second_stream", spec.second_stream, ()),
                 ("entities", spec.entities, ()),
             ):
-                if part is not None:
-                    self.add_module(name, part.reference(context, *arguments))
-            self._streams = self._optional_modules(spec.streams, context)
+                if component is not None:
+                    self.add_module(name, component.reference(model_properties, *arguments))
+            self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
-            kinds = {BASE: spec.block, **spec.variants}
-            self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
-            self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
+            layers_by_kind = {BASE: spec.block, **spec.variants}
+            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in names)
+            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in names)
             self.layer_kinds = [
                 f"{name}, again"
                 if names.index(name) < i and not getattr(self.layers[i], "repeats_alike", True)
@@ -598,22 +608,22 @@ def _reference_class() -> type[nn.Module]:
                 if name in spec.shared_layers:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])
             if spec.final_norm is not None:
-                self.norm = spec.final_norm.reference(context)
+                self.norm = spec.final_norm.reference(model_properties)
             if spec.pooler is not None:
-                self.pooler = spec.pooler.reference(context)
+                self.pooler = spec.pooler.reference(model_properties)
             if spec.output_positions is not None:
-                self.output_positions = spec.output_positions.reference(context)
+                self.output_positions = spec.output_positions.reference(model_properties)
             if spec.output_size is not None:
-                self.output_proj = nn.Linear(context.hidden_size, spec.output_size, bias=spec.output_bias)
+                self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
-        def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
-            """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
+        def _optional_modules(self, component: Component | None, model_properties: Context) -> tuple[Any, ...]:
+            """Builds a component's module as a tuple of one module, empty without the component.
 
             torch does not register modules in a tuple.
             """
-            if part is None:
+            if component is None:
                 return ()
-            module = part.reference(context)
+            module = component.reference(model_properties)
             for name, child in module.named_children():
                 self.add_module(name, child)
             return (module,)
@@ -626,12 +636,14 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
             x = self.input_features(x) if hasattr(self, "input_features") else x
             x = self.ngram_embedding(x) if hasattr(self, "ngram_embedding") else x
             if hasattr(self, "embed_positions"):
-                x = x + self.embed_positions(torch.arange(run.past, run.past + x.shape[1], device=x.device)).to(x.dtype)
+                x = x + self.embed_positions(
+                    torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)
+                ).to(x.dtype)
             for types in self._token_types:
                 x = types(x)
             if hasattr(self, "embed_norm"):
@@ -639,29 +651,29 @@ def _reference_class() -> type[nn.Module]:
             x = apply_dropout(self, "embedding", x)
             if hasattr(self, "input_proj"):
                 x = self.input_proj(x)
-            run.bias = getattr(self, "relative_bias", None)
-            if run.bias is not None:  # no layer owns what all of them add
+            forward_pass.bias = getattr(self, "relative_bias", None)
+            if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
                     share: Any = getattr(module, "before_layers", None)
                     if share is not None:
-                        share(x, run)
+                        share(x, forward_pass)
             if hasattr(self, "relative_keys"):
-                run.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
+                forward_pass.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):
-                run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
+                forward_pass.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
-                run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
-            run.embedded, run.lends = x, self.lends
+                forward_pass.per_layer = self.get_submodule("per_layer_embedding")(x, forward_pass)
+            forward_pass.embedded, forward_pass.lends = x, self.lends
             for streams in self._streams:
-                x = streams.split_streams(x, run)
+                x = streams.split_streams(x, forward_pass)
             for i, layer in enumerate(self.layers):
-                run.layer = i
-                y = layer(x, run)
+                forward_pass.layer = i
+                y = layer(x, forward_pass)
                 if i == 0 and hasattr(self, "side_convolution"):
                     y = self.get_submodule("side_convolution")(x, y)
                 x = y
             for streams in self._streams:
-                x = streams.merge_streams(x, run)
+                x = streams.merge_streams(x, forward_pass)
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
             if hasattr(self, "pooler"):
                 self.pooler(x.detach())

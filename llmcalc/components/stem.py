@@ -31,7 +31,7 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The positions (rows) that the encoder processes."""
+        """The rows that the encoder processes: its positions, one vector each."""
         return SOURCE
 
     @property
@@ -40,11 +40,11 @@ class Stem(Component):
         return None
 
     def frames_read(self) -> Value:
-        """The input values that the stem reads."""
+        """The recorded input of the stem: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
-    def frames(self, batch: int, source: int) -> tuple[int, ...]:
-        """Returns the shape of the stem's input. source: the positions that the encoder processes, if they vary."""
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
+        """Returns the shape of the stem's input. encoder_positions: the number of encoder positions, if it varies."""
         raise TypeError(f"{type(self).__name__} has no input")
 
 
@@ -66,7 +66,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The positions (rows) that the encoder processes."""
+        """The rows that the encoder processes: its positions, one vector each."""
         return Fixed("positions", length=self.max_source_positions)
 
     @property
@@ -78,17 +78,17 @@ class ConvStem(Stem):
         rows = Multiple("frames", of=self.positions, by=2)
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        frames = f.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        y = f.act(f.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
-        return f.act(f.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
+        y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
+        return recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
-    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 

@@ -1,4 +1,4 @@
-"""The interface of a stack's part that splits the residual stream into several streams and merges them."""
+"""The interface of components that split the residual stream into several streams and merge them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import StackPart
 
 
 class ResidualStreams(StackPart):
-    """A part that turns the token embeddings into several residual streams, and merges them after the last layer.
+    """A component that turns the token embeddings into several residual streams and merges them after the last layer.
 
     Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_split` and
     `record_merge`. Its children are registered as the stack's own.
@@ -20,13 +20,13 @@ class ResidualStreams(StackPart):
 
     @property
     def from_target(self) -> bool:
-        """Whether all that the layers read is a target model's: its embedding, its states, its keys and values."""
+        """Whether the layers only read a target model's results: its embedding, hidden states, keys and values."""
         return False
 
-    def record_split(self, f: Flow, x: Value) -> Value:
+    def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the split of one residual stream into several. x: the first layer's input without streams."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the merge of all streams into one residual stream. x: all streams after the last layer."""
         raise TypeError(f"{type(self).__name__} has no streams to merge")

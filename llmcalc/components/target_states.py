@@ -81,40 +81,40 @@ class TargetStates(ResidualStreams):
     def source(self) -> str:
         return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026"}[self.start]
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        projected = f.part("target_states", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        projected = recorder.part("target_states", self, x)
         if self.from_target:
-            f.memo["from_target"] = True
+            recorder.memo["from_target"] = True
         if self.start != "embedding":
             return projected
-        f.memo["target_states"] = projected
-        f.keep(target_states=projected)
+        recorder.memo["target_states"] = projected
+        recorder.keep(target_states=projected)
         return x
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         return x
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]
-        count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
-        states = f.received(x, count, size)
+        state_count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
+        states = recorder.received(x, state_count, size)
         if self.masked:
-            f.vector("mask_hidden", count, size, role="kept")
-        f.hold(states=states)
+            recorder.vector("mask_hidden", state_count, size, role="kept")
+        recorder.hold(states=states)
         if self.state_norm is not None:
-            states = f.norm("state_norm", states, self.state_norm, (size,), count)
+            states = recorder.norm("state_norm", states, self.state_norm, (size,), state_count)
         elif self.joined_norm is not None:
-            states = f.norm("joined_norm", states, self.joined_norm)
+            states = recorder.norm("joined_norm", states, self.joined_norm)
         projected_states = states
         if self.start == "joined":
-            projected_states = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
-        f.hold(states=states, joined=projected_states)
-        y = f.linear("fc", projected_states, hidden, bias=self.bias)
-        return y if self.output_norm is None else f.part("output_norm", self.output_norm, y)
+            projected_states = recorder.cat(x, states, axes=(Beside((x.axes, states.axes)),))
+        recorder.hold(states=states, joined=projected_states)
+        y = recorder.linear("fc", projected_states, hidden, bias=self.bias)
+        return y if self.output_norm is None else recorder.part("output_norm", self.output_norm, y)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -130,9 +130,9 @@ def _reference_class() -> type[nn.Module]:
     class Projection(nn.Module):
         """The projection of target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: TargetStates, context: Context) -> None:
+        def __init__(self, spec: TargetStates, model_properties: Context) -> None:
             super().__init__()
-            hidden = context.hidden_size
+            hidden = model_properties.hidden_size
             self.states, self.size, self.joins = spec.states, spec.size or hidden, spec.start == "joined"
             if spec.masked:
                 self.mask_hidden = vector(torch.zeros(self.states * self.size))
@@ -143,7 +143,7 @@ def _reference_class() -> type[nn.Module]:
             width = self.states * self.size + (hidden if self.joins else 0)
             self.fc = nn.Linear(width, hidden, bias=spec.bias)
             if spec.output_norm is not None:
-                self.output_norm = spec.output_norm.reference(context)
+                self.output_norm = spec.output_norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             states = x.new_zeros(*x.shape[:-1], self.states * self.size)
@@ -155,18 +155,18 @@ def _reference_class() -> type[nn.Module]:
             return self.output_norm(out) if hasattr(self, "output_norm") else out
 
     class Holder(nn.Module):
-        """A module whose children belong to the stack's module."""
+        """A module whose child modules are registered in the stack's module."""
 
-        def __init__(self, spec: TargetStates, context: Context) -> None:
+        def __init__(self, spec: TargetStates, model_properties: Context) -> None:
             super().__init__()
-            self.target_states, self.start = Projection(spec, context), spec.start
+            self.target_states, self.start = Projection(spec, model_properties), spec.start
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             projected: Tensor = self.target_states(x)
-            run.memo["target_states"] = projected
+            forward_pass.memo["target_states"] = projected
             return x if self.start == "embedding" else projected
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x
 
     return Holder

@@ -46,22 +46,22 @@ class TokenTypes(StackPart):
             )
         return self
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the token embeddings plus a row of each table of types. x: the token embeddings."""
-        other_tables = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
+        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for name, types in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
             *other_tables,
         ):
             if types is not None:
-                row, _ = f.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
-                x = f.add(x, row)
+                row, _ = recorder.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
+                x = recorder.add(x, row)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
-        return _reference_class()(self, context.hidden_size)
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -87,8 +87,8 @@ def _reference_class() -> type[nn.Module]:
                 self.embed_types = nn.Embedding(spec.type_vocab_size, width)
             if spec.task_type_vocab_size is not None:
                 self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
-            for i, size in enumerate(spec.other_vocab_sizes):
-                self.add_module(f"embed_other_{i}", nn.Embedding(size, width))
+            for i, vocab_size in enumerate(spec.other_vocab_sizes):
+                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, width))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

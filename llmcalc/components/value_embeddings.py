@@ -1,4 +1,4 @@
-"""A second table of embeddings, whose rows attention of some layers adds to its values.
+"""A second embedding table, whose rows the attention of some layers adds to its values.
 
 transformers: models/neomme (`NeoMMEModel.value_embeddings`).
 """
@@ -36,22 +36,22 @@ class ValueEmbeddings(ResidualStreams):
     def source(self) -> str:
         return "NeoMME 2026"
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        values = f.part("value_embeddings", self, x)
-        f.memo["value_embeddings"] = values
-        f.keep(value_embeddings=values)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        values = recorder.part("value_embeddings", self, x)
+        recorder.memo["value_embeddings"] = values
+        recorder.keep(value_embeddings=values)
         return x
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         return x
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
-        values, _ = f.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
+        values, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return values
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
 
@@ -60,20 +60,20 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up a value per key/value head of each token, [batch, heads, tokens, head_dim], for the layers."""
+        """Looks up a vector per key/value head of each token, [batch, heads, tokens, head_dim], to add to values."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()
             self.heads = spec.num_key_value_heads
             self.value_embeddings = nn.Embedding(spec.vocab_size, self.heads * spec.head_dim)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
-            assert run.ids is not None
-            rows = self.value_embeddings(run.ids)
-            run.memo["value_embeddings"] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            assert forward_pass.ids is not None
+            rows = self.value_embeddings(forward_pass.ids)
+            forward_pass.memo["value_embeddings"] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return x
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x
 
     return ValueEmbeddingsReference

@@ -64,8 +64,8 @@ class WaveStem(Stem):
     def source(self) -> str:
         return "Baevski et al. 2020, §2"
 
-    def _rows(self) -> list[Rows]:
-        """The samples, then the rows after each convolution; the last are the encoder's positions."""
+    def _rows_per_convolution(self) -> list[Rows]:
+        """The rows before and after each convolution: samples first, the encoder's positions last."""
         by, more, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             more = more * convolution.stride + convolution.kernel - convolution.stride
@@ -74,38 +74,38 @@ class WaveStem(Stem):
         return [*reversed(rows), SOURCE]
 
     def frames_read(self) -> Value:
-        return Value(self._rows()[0], (Axis("sample", 1),), fixed=True)
+        return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
-        y = f.frames = x if x.fixed else self.frames_read()
+        y = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows()[1:], strict=True)):
+        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
             channels = Axis("channels", convolution.channels)
-            y = f.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
-            y = f.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y
-            y = f.act(y, self.hidden_act)
-        y = f.linear("proj", f.part("proj_norm", norm, y), *axes, bias=True)
+            y = recorder.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
+            y = recorder.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y
+            y = recorder.act(y, self.hidden_act)
+        y = recorder.linear("proj", recorder.part("proj_norm", norm, y), *axes, bias=True)
         if self.mask:
-            f.vector("mask", *axes, role="idle")
-        with f.scope("position"):
+            recorder.vector("mask", *axes, role="idle")
+        with recorder.scope("position"):
             kernel = self.position_kernel
-            f.vector("length", Axis("taps", kernel))
+            recorder.vector("length", Axis("taps", kernel))
             more = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=more)
             groups = self.position_groups
-            z = f.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
-        return f.add(y, f.act(z.view(*axes, rows=SOURCE), self.hidden_act))
+            z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+        return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
 
-    def frames(self, batch: int, source: int) -> tuple[int, int]:
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        samples = source
+        samples = encoder_positions
         for convolution in reversed(self.convolutions):
             samples = (samples - 1) * convolution.stride + convolution.kernel
         return batch, samples
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -125,7 +125,10 @@ def _reference_class() -> type[nn.Module]:
     from .runtime import vector
 
     class Position(nn.Module):
-        """A grouped convolution with weight norm. x: [batch, channels, positions] → the same shape, or one more."""
+        """A grouped convolution with weight norm.
+
+        x: [batch, channels, positions] → same shape, or one position more.
+        """
 
         def __init__(self, width: int, kernel: int, groups: int) -> None:
             super().__init__()
@@ -138,20 +141,22 @@ def _reference_class() -> type[nn.Module]:
     class WaveStemReference(nn.Module):
         """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
 
-        def __init__(self, spec: WaveStem, context: Context) -> None:
+        def __init__(self, spec: WaveStem, model_properties: Context) -> None:
             super().__init__()
             self.spec, channels, norm = spec, 1, Norm(type="layernorm")
             for i, convolution in enumerate(spec.convolutions):
-                size, stride = convolution.kernel, convolution.stride
-                self.add_module(f"conv_{i}", nn.Conv1d(channels, convolution.channels, size, stride, bias=spec.bias))
+                kernel_size, stride = convolution.kernel, convolution.stride
+                self.add_module(
+                    f"conv_{i}", nn.Conv1d(channels, convolution.channels, kernel_size, stride, bias=spec.bias)
+                )
                 channels = convolution.channels
                 if i == 0 or spec.norms == "all":
                     self.add_module(f"norm_{i}", norm.reference(Context(channels)))
             self.proj_norm = norm.reference(Context(channels))
-            self.proj = nn.Linear(channels, context.hidden_size)
+            self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
-                self.mask = vector(torch.zeros(context.hidden_size))
-            self.position = Position(context.hidden_size, spec.position_kernel, spec.position_groups)
+                self.mask = vector(torch.zeros(model_properties.hidden_size))
+            self.position = Position(model_properties.hidden_size, spec.position_kernel, spec.position_groups)
 
         def forward(self, samples: Tensor) -> Tensor:
             y: Any = samples[:, None]

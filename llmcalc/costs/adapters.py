@@ -46,25 +46,31 @@ class LowRank:
         """
         tensors = []
         for product in self._layer_products(tree, include):
-            adapted_products = [(place, op) for place, op in product if place.node.name in self.targets]
+            adapted_products = [
+                (node_position, op) for node_position, op in product if node_position.node.name in self.targets
+            ]
             if adapted_products:
-                (place, op), out_width = adapted_products[0], 0
+                (node_position, op), out_width = adapted_products[0], 0
                 for _, linear in adapted_products:
                     out_width = add(out_width, linear.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (out_width, self.rank)):
-                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, node_position.times))
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules whose full copy is trained, including tied weights."""
+        """Returns the tensors of modules that are trained in full beside the adapters, including tied weights."""
         tensors = []
-        for place in tree.walk():
-            op, use = place.node.op, place.use
-            if use is None or place.node.name not in self.copies or place.optional not in {"", *include}:
+        for node_position in tree.walk():
+            op, op_use = node_position.node.op, node_position.use
+            if (
+                op_use is None
+                or node_position.node.name not in self.copies
+                or node_position.optional not in {"", *include}
+            ):
                 continue
-            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else use.tensors()
-            tensors += [TrainedTensor(tensor, place.kind, place.times) for tensor in matrix]
+            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
+            tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
@@ -80,56 +86,61 @@ class LowRank:
         heads = [[linear] for linear in _linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
         for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
-            for place, op in product:
-                use = place.use
-                if use is not None and use.has("params") and not op.tied:
+            for node_position, op in product:
+                op_use = node_position.use
+                if op_use is not None and op_use.has("params") and not op.tied:
                     rows = add(rows, op.n_out)
             if not is_zero(rows):
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
-        for place, experts in _expert_layers(tree, include) if self.quantized_experts else ():
+        for node_position, experts in _expert_layers(tree, include) if self.quantized_experts else ():
             rows = experts.num_experts * experts.n_out
-            weights = add(weights, times(rows * experts.n_in, place.times))
-            total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), place.times))
+            weights = add(weights, times(rows * experts.n_in, node_position.times))
+            total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
         return weights, total_bytes
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
-        for place, op in _linear_layers(tree, include):
-            joins = fuses_qkv and place.node.name in PROJECTIONS
-            if pending_products and not (joins and pending_products[0][0].above is place.above):
+        for node_position, op in _linear_layers(tree, include):
+            joins = fuses_qkv and node_position.node.name in PROJECTIONS
+            if pending_products and not (joins and pending_products[0][0].above is node_position.above):
                 yield pending_products
                 pending_products = []
             if joins:
-                pending_products.append((place, op))
+                pending_products.append((node_position, op))
             else:
-                yield [(place, op)]
+                yield [(node_position, op)]
         if pending_products:
             yield pending_products
 
 
 def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside or outside of the model's layers, with its primitive. layers: whether inside."""
-    for place in tree.walk():
-        op = place.node.op
-        if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
-            yield place, op
+    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with its operation."""
+    for node_position in tree.walk():
+        op = node_position.node.op
+        if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
+            yield node_position, op
 
 
 def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
-    """Yields every stack of experts' linear layers whose parameters are counted there, with its primitive."""
-    for place in tree.walk():
-        op, use = place.node.op, place.use
-        if isinstance(op, ExpertLinear) and place.optional in {"", *include} and use is not None and use.has("params"):
-            yield place, op
+    """Yields every stack of experts' linear layers that has parameters of its own, with its operation."""
+    for node_position in tree.walk():
+        op, op_use = node_position.node.op, node_position.use
+        if (
+            isinstance(op, ExpertLinear)
+            and node_position.optional in {"", *include}
+            and op_use is not None
+            and op_use.has("params")
+        ):
+            yield node_position, op
 
 
 def linear_layer_names(tree: Node, include: frozenset[str] = frozenset()) -> list[str]:
     """Returns the names of the linear layers inside the model's layers, each once."""
-    return list(dict.fromkeys(place.node.name for place, _ in _linear_layers(tree, include)))
+    return list(dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, include)))
 
 
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
@@ -147,7 +158,11 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
-    outside_layers = [place.node.name for place in tree.walk() if place.node.op is not None and not is_in_layer(place)]
+    outside_layers = [
+        node_position.node.name
+        for node_position in tree.walk()
+        if node_position.node.op is not None and not is_in_layer(node_position)
+    ]
     for name in sorted(adapters.copies):
         if name not in outside_layers:
             modules = ", ".join(dict.fromkeys(outside_layers))

@@ -26,21 +26,21 @@ SHORTEST, LONGEST = 2**10, 2**17
 
 
 def cache_bits(element_bits: Number) -> Cost:
-    """Returns the function that counts an op's cached bits, with keys and values of `element_bits` bits per element."""
+    """Returns a function that counts an operation's cached bits, with `element_bits` bits per key or value element."""
 
-    def cost(use: Use) -> Number:
-        return use.cache_bits(element_bits)
+    def cost(op_use: Use) -> Number:
+        return op_use.cache_bits(element_bits)
 
     return cost
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Returns the function that counts an op's cached bits, with keys and values in the cache format of this name."""
+    """Returns a function that counts an operation's cached bits, with keys and values in the named cache format."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the nodes of the tree that have caches, computed once and evaluated at many lengths."""
+    """Returns the nodes of the model's tree that have a KV cache; they are evaluated at many sequence lengths."""
     return spec.tree().only("cache_bits")
 
 
@@ -93,20 +93,22 @@ class CacheSize:
 
     @property
     def elements(self) -> int:
-        """The number of elements in format `dtype`: keys, values and latents, without states of another format."""
-        elements: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
+        """The number of cached elements in format `dtype`: keys, values, latents; no states of other formats."""
+        elements: int = self.tree.total(
+            lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
+        )
         return elements
 
     @property
     def bytes_per_token(self) -> int:
-        """The bytes that one token adds in all layers, before any sliding window is full."""
+        """The cache bytes that one token adds in all layers, before any sliding window is full."""
         first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
         no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
         return bits_to_bytes(self._total_bits(first_token) - self._total_bits(no_tokens))
 
     @property
     def growth_per_token(self) -> int:
-        """The bytes that one more token of one sequence adds to this cache; layers with a full window add none."""
+        """The bytes that one more token of one sequence adds to the cache; layers with a full window add none."""
         one_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
             self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
@@ -116,7 +118,9 @@ class CacheSize:
         """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
         return [
-            place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own_cost(cost)
+            node_position
+            for node_position in self.tree.walk(RunConfig(self.workload))
+            if not node_position.optional and node_position.own_cost(cost)
         ]
 
     @property
@@ -135,15 +139,15 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         cost = cache_bits_of(self.dtype)
-        for place in self._cache_places():
-            op = place.node.op
-            tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
+        for node_position in self._cache_places():
+            op = node_position.node.op
+            tokens, width = (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
-            layers[group] = layers.get(group, 0) + place.times
-            bits[group] = bits.get(group, 0) + place.times * place.own_cost(cost)
+            layers[group] = layers.get(group, 0) + node_position.times
+            bits[group] = bits.get(group, 0) + node_position.times * node_position.own_cost(cost)
         return [
-            CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
-            for (kind, tokens, width), b in bits.items()
+            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(bit_count))
+            for (cache_kind, tokens, width), bit_count in bits.items()
         ]
 
     @property
@@ -173,20 +177,20 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after another number of tokens. An encoder reads as many, unless `source` is set."""
+        """Returns the cache size after a number of tokens. An encoder reads the same number, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 
     @property
     def growth(self) -> dict[int, int]:
-        """Returns tokens per sequence → bytes of all sequences."""
+        """Returns the cache bytes of all sequences by the number of tokens per sequence."""
         return {tokens: self.after(tokens).bytes for tokens in self.contexts}
 
 
-def _tokens_of(cache: KVCache, place: Place) -> int:
+def _cached_tokens(cache: KVCache, node_position: Place) -> int:
     """Returns the number of cached tokens per sequence."""
-    assert place.run_config is not None
-    tokens: int = exact_div(cache.cache_bits(place.run_config.with_workload(batch=1), 1), cache.width)
+    assert node_position.run_config is not None
+    tokens: int = exact_div(cache.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache.width)
     return tokens
 
 

@@ -33,14 +33,14 @@ class Vector:
     block_bytes: int = 0
     vector_bytes: int = 0
 
-    def bytes_of(self, size: int) -> int:
-        """Returns the bytes of a vector of `size` elements, rounded up to whole blocks."""
-        blocks = -(-size // self.block)
+    def bytes_of(self, element_count: int) -> int:
+        """Returns the bytes of a vector of `element_count` elements, rounded up to whole blocks."""
+        blocks = -(-element_count // self.block)
         return bits_to_bytes(blocks * self.block * self.bits) + blocks * self.block_bytes + self.vector_bytes
 
     @property
     def element_bits(self) -> Fraction:
-        """Returns the bits per element, including its share of the block's scale."""
+        """Returns the bits per element, including the block's scale divided by the block's elements."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
@@ -65,7 +65,7 @@ class CacheFormat:
 
     @property
     def of_heads(self) -> bool:
-        """Whether each head's key or value has its own scale, so that the format cannot store MLA latents."""
+        """Whether each head's key or value has a separate scale, so that the format cannot store MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
@@ -74,21 +74,24 @@ class CacheFormat:
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)
+            (heads, (self.values if i else self.keys).bytes_of(head_size))
+            for i, (heads, head_size) in enumerate(vectors)
         ]
         if self.even and len(stored_vectors) == 2:
             (heads, key), (_, value) = stored_vectors
             return 8 * heads * (key + value + (key + value) % 2)
-        return 8 * sum(heads * size for heads, size in stored_vectors)
+        return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
 def _block_format(name: str, scheme: str) -> CacheFormat:
-    size, codes, scales, minima = BLOCKS[scheme]
-    vector = Vector(8 * codes // size, size, scales + minima)
-    return CacheFormat(name, vector, vector, f"blocks of {size} elements with {scales + minima} bytes of scales each")
+    block_elements, codes, scales, minima = BLOCKS[scheme]
+    vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
+    return CacheFormat(
+        name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
+    )
 
 
 def _per_token_head(name: str, bits: int) -> CacheFormat:
@@ -175,12 +178,12 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     if stored_format.name in DTYPE_BITS:
         return lambda use: use.cache_bits(stored_format.keys.bits)
 
-    def cost(use: Use) -> Number:
-        op = use.op
-        if not use.has("cache_bits"):
+    def cost(op_use: Use) -> Number:
+        op = op_use.op
+        if not op_use.has("cache_bits"):
             return 0
         if isinstance(op, State):
-            return use.cache_bits(STATE_BITS)
+            return op_use.cache_bits(STATE_BITS)
         if stored_format.latent and getattr(op, "kind", "") not in LATENT_KINDS:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
@@ -189,7 +192,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
                 "format such as fp8, or blocks such as q8_0"
             )
         if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
-            return exact_div(use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
+            return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.of_heads:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
@@ -197,6 +200,6 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
                 "expected a "
                 "number format such as fp8, or blocks such as q8_0"
             )
-        return use.cache_bits(stored_format.keys.element_bits)
+        return op_use.cache_bits(stored_format.keys.element_bits)
 
     return cost

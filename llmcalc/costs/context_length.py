@@ -39,9 +39,9 @@ def usual_context(spec: ModelSpec, decodes: bool = False) -> int:
     return min((longest_sequence(spec) or USUAL) - decodes, MOST_CONTEXT)
 
 
-def check_source(spec: ModelSpec, source: int | None) -> None:
-    """Raises `InputError` if `source` is given for a model that is not an encoder-decoder."""
-    if source is not None and spec.kind != "encoder-decoder":
+def check_source(spec: ModelSpec, source_tokens: int | None) -> None:
+    """Raises `InputError` if `source_tokens` is given for a model that is not an encoder-decoder."""
+    if source_tokens is not None and spec.kind != "encoder-decoder":
         raise InputError(
             f"--source: only applies to encoder-decoder models, and this model is a {spec.kind}; expected --seq alone"
         )

@@ -9,7 +9,7 @@ from ..model import ModelSpec
 
 
 def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the part that reads a target model's hidden states; None for a model without such a part."""
+    """Returns the component of a draft model that reads the target model's hidden states; None if it has none."""
     streams = None if spec.decoder is None else spec.decoder.streams
     return streams if isinstance(streams, TargetStates) else None
 

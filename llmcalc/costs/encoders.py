@@ -27,7 +27,7 @@ class EncoderRun:
     run_config: RunConfig
 
     def total(self, cost: Cost) -> Number:
-        """Returns the cost of all parts in this pass."""
+        """Returns the value of a cost function, summed over the encoder and its projectors."""
         return sum(node.total(cost, self.run_config) for node in self.nodes)
 
 
@@ -48,7 +48,7 @@ class EncodedInputs:
     @property
     def names(self) -> set[str]:
         """The names of the encoders and projectors that run."""
-        return {node.name for run in self.runs for node in run.nodes}
+        return {node.name for encoder_run in self.runs for node in encoder_run.nodes}
 
     @property
     def added_tokens(self) -> int:
@@ -56,8 +56,8 @@ class EncodedInputs:
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
     def total(self, cost: Cost) -> Number:
-        """Returns the cost of all passes of the encoders."""
-        return sum(run.total(cost) for run in self.runs)
+        """Returns the value of a cost function, summed over the passes of all encoders."""
+        return sum(encoder_run.total(cost) for encoder_run in self.runs)
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
@@ -66,7 +66,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """
     if inputs.audio is not None and spec.source_tokens is not None and inputs.image is None:
-        return _of_frames(spec, inputs.audio)
+        return _fixed_audio_inputs(spec, inputs.audio)
     image_tokens = audio_tokens = 0
     runs: list[EncoderRun] = []
     if inputs.image is not None:
@@ -85,8 +85,8 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
-def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
-    """Returns the audio of a model whose encoder always reads the same number of frames (Whisper)."""
+def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
+    """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
     from ..components.inputs.clips import HOP, RATE
 
     assert spec.source_tokens is not None
@@ -101,7 +101,7 @@ def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the encoder of images or audio, and the rule of its processor.
+    """Returns the name of the image or audio encoder, and the rule by which its processor makes patches or frames.
 
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
@@ -119,11 +119,13 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
     raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
 
 
-def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, count: int) -> Iterator[EncoderRun]:
-    """Yields the passes of an encoder and of its projectors. count: images or recordings of all sequences."""
+def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, input_count: int) -> Iterator[EncoderRun]:
+    """Yields the passes of an encoder and of its projectors. input_count: images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     by_name = {node.name: node for node in towers.children}
-    workload = EncoderPass(batch=count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns)
+    workload = EncoderPass(
+        batch=input_count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns
+    )
     names_of_parts = list(_with_projectors(spec, name))
     _check_merges(spec, names_of_parts, encoded_input)
     nodes = tuple(by_name[name_of_part] for name_of_part in names_of_parts)

@@ -20,28 +20,30 @@ from .encoders import EncodedInputs
 from .recomputation import recomputed, skipped_by_early_stop
 
 
-def forward_of(use: Use) -> Number:
+def forward_of(op_use: Use) -> Number:
     """Returns the FLOPs of an op in the forward pass."""
-    return use.forward_flops()
+    return op_use.forward_flops()
 
 
-def backward_of(use: Use) -> Number:
+def backward_of(op_use: Use) -> Number:
     """Returns the FLOPs of an op in the backward pass, without recomputation."""
-    return use.backward_flops()
+    return op_use.backward_flops()
 
 
-def step_of(use: Use) -> Number:
+def step_of(op_use: Use) -> Number:
     """Returns the FLOPs of an op in the workload: forward, and in training also backward, without recomputation."""
-    forward = use.forward_flops()
+    forward = op_use.forward_flops()
     return (
-        forward + use.backward_flops() if use.run_config is not None and use.run_config.phase == "training" else forward
+        forward + op_use.backward_flops()
+        if op_use.run_config is not None and op_use.run_config.phase == "training"
+        else forward
     )
 
 
-def scores_of(use: Use) -> Number:
-    """Returns `step_of` of only the query-key and score-value products, without a sparse indexer's products."""
-    attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
-    return step_of(use) if attends else 0
+def scores_of(op_use: Use) -> Number:
+    """Returns the FLOPs of an attention's query-key and score-value products, without a sparse indexer's products."""
+    attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
+    return step_of(op_use) if attends else 0
 
 
 @frozen
@@ -132,7 +134,7 @@ class FlopCount:
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost: Cost) -> Number:
-        """Returns the total of another cost function over the same tree and run."""
+        """Returns the sum of another cost function over the nodes of the same model and run."""
         return self.tree.total(cost, self.run_config, self.include)
 
     @property

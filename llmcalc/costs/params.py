@@ -8,29 +8,29 @@ from ..frozen import frozen
 from ..model import ModelSpec
 
 
-def total_of(use: Use) -> Number:
+def total_of(op_use: Use) -> Number:
     """Returns the parameters of an op; a tied weight counts once."""
-    return use.params()
+    return op_use.params()
 
 
-def active_of(use: Use) -> Number:
+def active_of(op_use: Use) -> Number:
     """Returns the parameters of an op that one token uses."""
-    return use.active_params()
+    return op_use.active_params()
 
 
-def buffers_of(use: Use) -> Number:
+def buffers_of(op_use: Use) -> Number:
     """Returns the non-trainable buffer elements of an op in the checkpoint."""
-    return use.buffers()
+    return op_use.buffers()
 
 
-def spared_at_most_of(use: Use) -> Number:
-    """Returns the active parameters of an op that a token with the most identity experts does not use."""
-    return use.spared_at_most()
+def spared_at_most_of(op_use: Use) -> Number:
+    """Returns the active parameters that a token skips if it is routed to as many identity experts as possible."""
+    return op_use.spared_at_most()
 
 
-def spared_evenly_of(use: Use) -> Number:
-    """Returns the active parameters that a token skips on average if all experts are equally likely."""
-    return use.spared_evenly()
+def spared_evenly_of(op_use: Use) -> Number:
+    """Returns the active parameters that a token skips on average if it selects all experts equally often."""
+    return op_use.spared_evenly()
 
 
 @frozen
@@ -55,12 +55,12 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token that is routed to as many identity experts as possible; `active` without any."""
+        """Active parameters of a token routed to as many identity experts as possible; `active` without any."""
         return self.active - self.tree.total(spared_at_most_of, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
-        """Active parameters on average if all experts, real and identity, are chosen equally often.
+        """Average active parameters if all experts, including identity experts, are selected equally often.
 
         The average is rounded down in each layer.
         """
@@ -89,12 +89,12 @@ class ParameterCount:
     @property
     def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each excluded optional part, by its name."""
-        sizes: dict[str, Number] = {}
-        for place in self.tree.walk():
-            option = place.node.optional
+        left_out_params: dict[str, Number] = {}
+        for node_position in self.tree.walk():
+            option = node_position.node.optional
             if option and option not in self.include:
-                sizes[option] = sizes.get(option, 0) + place.total(total_of)
-        return sizes
+                left_out_params[option] = left_out_params.get(option, 0) + node_position.total(total_of)
+        return left_out_params
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:

@@ -18,15 +18,15 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
-def _attention_flops(use: Use) -> Number:
+def _attention_flops(op_use: Use) -> Number:
     """Returns an op's forward FLOPs of attention scores and of their products with values."""
-    attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
-    return use.forward_flops() if attends else 0
+    attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
+    return op_use.forward_flops() if attends else 0
 
 
-def _unsaved_flops(use: Use) -> Number:
+def _unsaved_flops(op_use: Use) -> Number:
     """Returns an op's forward FLOPs of convolutions, whose results selective checkpointing does not save."""
-    return use.forward_flops() if isinstance(use.op, Conv1d) else 0
+    return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
 def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
@@ -54,8 +54,8 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
             total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                place.in_model(Use.forward_flops, include)
-                for path, place in _modules_below(layer)
+                node_position.in_model(Use.forward_flops, include)
+                for path, node_position in _modules_below(layer)
                 if path in recompute.nodes
             )
     return total
@@ -79,29 +79,36 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:
             modules = {path: module for path, module in _scopes_by_path(scope) if path in recompute.nodes}
-            modules_of_layer = [(place, modules[path]) for path, place in _modules_below(layer) if path in modules]
-            total += sum(times(_last_product_flops(module, place), place.times) for place, module in modules_of_layer)
+            modules_of_layer = [
+                (node_position, modules[path]) for path, node_position in _modules_below(layer) if path in modules
+            ]
+            total += sum(
+                times(_last_product_flops(module, node_position), node_position.times)
+                for node_position, module in modules_of_layer
+            )
     return total
 
 
-def _value_product_flops(use: Use) -> Number:
+def _value_product_flops(op_use: Use) -> Number:
     """Returns an op's forward FLOPs of the products of attention scores with values."""
-    if not isinstance(use.op, AttentionCore) or "no_grad" in use.roles:
+    if not isinstance(op_use.op, AttentionCore) or "no_grad" in op_use.roles:
         return 0
-    return exact_div(use.forward_flops() * use.op.v_dim, use.op.qk_dim + use.op.v_dim)
+    return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)
 
 
-def _last_product_flops(scope: Scope, place: Place) -> Number:
+def _last_product_flops(scope: Scope, node_position: Place) -> Number:
     """Counts the FLOPs of the last product of a module; 0 if it ends in another operation."""
     op = _last_product(scope)
-    return 0 if op is None else Use(op, place.roles, place.run_config).forward_flops()
+    return 0 if op is None else Use(op, node_position.roles, node_position.run_config).forward_flops()
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
-    """Returns (node, steps) of every kind of layer."""
-    places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
+    """Returns (node, steps of its program) of every kind of layer."""
+    node_positions = [
+        node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
+    ]
     scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
-    return zip(places, scopes, strict=True)
+    return zip(node_positions, scopes, strict=True)
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:

@@ -30,35 +30,45 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether it is the weight matrix of a linear layer inside the layers; stacked experts are not."""
+        """Whether the tensor is the matrix of a linear layer inside a transformer layer; stacked experts are not."""
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor, a tied tensor once. Stacked experts are one tensor, as in the reference."""
-    for place in tree.walk():
-        use = place.use
-        if use is not None and not (place.optional and place.optional not in include):
-            for tensor in use.tensors():
-                yield TrainedTensor(tensor, place.kind, place.times, _path_without_indices(place), is_in_layer(place))
+    for node_position in tree.walk():
+        op_use = node_position.use
+        if op_use is not None and not (node_position.optional and node_position.optional not in include):
+            for tensor in op_use.tensors():
+                yield TrainedTensor(
+                    tensor,
+                    node_position.kind,
+                    node_position.times,
+                    _path_without_indices(node_position),
+                    is_in_layer(node_position),
+                )
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
-    return tuple(dict.fromkeys(_path_without_indices(place) for place in tree.walk() if place.node.kind == "layer"))
+    return tuple(
+        dict.fromkeys(
+            _path_without_indices(node_position) for node_position in tree.walk() if node_position.node.kind == "layer"
+        )
+    )
 
 
-def _path_without_indices(place: Place) -> str:
+def _path_without_indices(node_position: Place) -> str:
     """Returns the path of a node, without indices."""
-    parent_names = "" if place.above is None else _path_without_indices(place.above)
-    return f"{parent_names}.{place.node.name}".strip(".")
+    parent_names = "" if node_position.above is None else _path_without_indices(node_position.above)
+    return f"{parent_names}.{node_position.node.name}".strip(".")
 
 
-def is_in_layer(place: Place | None) -> bool:
+def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside one of the model's layers."""
-    while place is not None and place.node.kind != "layer":
-        place = place.above
-    return place is not None
+    while node_position is not None and node_position.node.kind != "layer":
+        node_position = node_position.above
+    return node_position is not None
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:
@@ -68,7 +78,7 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 
 
 def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
-    """Sums a quantity over tensors."""
+    """Sums a function's values over trained tensors."""
     total: Number = 0
     for trained_tensor in tensors:
         total = add(total, times(quantity(trained_tensor.tensor), trained_tensor.times))
@@ -76,10 +86,10 @@ def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor],
 
 
 def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """Returns the number of elements of these tensors."""
+    """Returns the total number of elements of trained tensors."""
     return sum_over(tensors, lambda tensor: tensor.size)
 
 
 def count_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """Returns the number of these tensors."""
+    """Returns the number of trained tensors."""
     return sum_over(tensors, lambda _: 1)

@@ -32,12 +32,14 @@ GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
-    """Yields the changed specs, except changes that leave the spec equal."""
+    """Yields the changed models, without changes that have no effect on the model."""
     heads = [
-        sizes.heads for mixer, width in _mixers_and_widths(spec) if (sizes := _cached_heads(mixer, width)) is not None
+        head_sizes.heads
+        for mixer, width in _mixers_and_widths(spec)
+        if (head_sizes := _cached_heads(mixer, width)) is not None
     ]
-    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
-    if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
+    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head)]
+    if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
         changes.append(
             (ModelChange("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width))
         )
@@ -49,22 +51,24 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
             yield model_change, changed_spec
 
 
-def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
-    sizes = mixer.heads(width)
-    return mixer if sizes is None else mixer.with_kv_heads(sizes.heads, width)
+def _as_multi_head(mixer: TokenMixer, width: int) -> TokenMixer:
+    head_sizes = mixer.heads(width)
+    return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, width)
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
-    sizes = mixer.heads(width)
-    if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
+    head_sizes = mixer.heads(width)
+    if head_sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, head_sizes.heads)):
         return None
-    return sizes
+    return head_sizes
 
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
     """Returns the spec with `change` applied to every token mixer, cross-attention included."""
-    return spec.model_copy(update={side: _changed_stack(stack, change, spec) for side, stack in spec.stacks()})
+    return spec.model_copy(
+        update={stack_name: _changed_stack(stack, change, spec) for stack_name, stack in spec.stacks()}
+    )
 
 
 def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:

@@ -1,4 +1,4 @@
-"""Named axes: the shape of a value, with a name for each side."""
+"""Named axes: the shape of a value, with a name for each dimension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..frozen import frozen
 
 @frozen(slots=True)
 class Axis:
-    """A named side of a value, with its length.
+    """A named dimension of a value, with its length.
 
     name: what the axis counts (`heads`, `ffn`, `experts`).
     size: its length.
@@ -43,7 +43,7 @@ Shape: TypeAlias = tuple["Axis | Beside", ...]
 
 def extent(shape: Iterable[Axis | Beside]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
-    n: Number = None
+    element_count: Number = None
     for axis in shape:
-        n = axis.size if n is None else n * axis.size
-    return 1 if n is None else n
+        element_count = axis.size if element_count is None else element_count * axis.size
+    return 1 if element_count is None else element_count

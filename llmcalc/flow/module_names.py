@@ -88,7 +88,7 @@ class ModuleNames:
         earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier = [_renaming(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
+        self._earlier = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
@@ -122,11 +122,11 @@ class ModuleNames:
         layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined_names = (_in_layer(layer, name) for layer in layers for name in names)
+        joined_names = (_name_in_layer(layer, name) for layer in layers for name in names)
         return tuple(name for name in joined_names if name) or (path,)
 
     def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
+        """Returns the published names of a layer and, by path, of its modules."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
@@ -136,30 +136,32 @@ class ModuleNames:
         sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
         return (*roots, *sides)
 
-    def _stack_names(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                nodes = self._node_names(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
-                self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        apart = {layer.label for layer in layers if f"{side}layers.{layer.label}" in self._own}
+                nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
+                self._outside |= {f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes}
+        apart = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
         together = [layer for layer in layers if layer.label not in apart]
         for layer in (*layers, *predictors):
             is_apart = layer.name == "layers" and layer.label in apart
-            key, listed = (f"{side}layers.{layer.label}", [layer]) if is_apart else (f"{side}layers", together)
+            key, listed = (
+                (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", together)
+            )
             indices = sorted(i for other in listed if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
             lists = _split_alternatives(self._own.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
-                keys = (f"{side}{part.name}", part.name)
+                keys = (f"{stack_name}{part.name}", part.name)
                 part_names |= {
                     path: _with_earlier_names(path, names)
                     for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            sides = tuple(side for name in lists for side in name.split(" & "))
-            self._layers.setdefault(f"{side}{layer.name}", []).append(
+            sides = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
 
@@ -180,7 +182,7 @@ class ModuleNames:
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _parsed_options(entry or node.name, parts)
+            options = _parse_alternatives(entry or node.name, parts)
             separate_parts = (
                 [[node.name]] if "/" in (entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
@@ -211,7 +213,7 @@ class ModuleNames:
 
     def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
-        return (word for option in _parsed_options(entry or "", None) for word in option)
+        return (word for option in _parse_alternatives(entry or "", None) for word in option)
 
 
 class _Layers(NamedTuple):
@@ -237,8 +239,8 @@ class _Layers(NamedTuple):
         return tuple(f"{root}{name}" for root in self.roots for name in layer_names)
 
 
-def _in_layer(layer: str, name: str) -> str:
-    """Returns the name of a module of a layer; empty if the module belongs to another list of layers."""
+def _name_in_layer(layer: str, name: str) -> str:
+    """Returns the published name of a module in a layer; empty if the module belongs to another list of layers."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
         if module_list not in layer.split("."):
@@ -246,20 +248,20 @@ def _in_layer(layer: str, name: str) -> str:
     return f"{layer}.{name}" if name else layer
 
 
-def _layer_name(lists: str, number: int, layers: int) -> str:
-    """Returns the name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+def _layer_name(lists: str, layer_number: int, layers: int) -> str:
+    """Returns the published name of a layer, in one list of modules or in several of equal length, joined by ` + `.
 
-    number: its number among the layers with parameters of their own.
+    layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
     list_names = lists.split(" + ")
     length = max(1, layers // len(list_names))
-    name, number = (
-        (list_names[0], number)
+    name, layer_number = (
+        (list_names[0], layer_number)
         if len(list_names) == 1
-        else (list_names[min(number // length, len(list_names) - 1)], number % length)
+        else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
     )
-    return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
+    return name.replace("*", str(layer_number)) if "*" in name else f"{name}.{layer_number}"
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
@@ -291,8 +293,8 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table entry into its alternatives; each alternative is a list of joined modules.
+def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+    """Parses a name in the table: alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -313,7 +315,7 @@ def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can have parts, without joined modules that are parts themselves."""
+    """Returns the modules of an alternative that can contain others, without joined modules inside of these."""
     if len(option) == 1:
         return option
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
@@ -326,7 +328,7 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
             yield prefix + word.removeprefix(".")
 
 
-def _renaming(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
+def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns the pattern of a name's components, and their replacement; `*` is an index in both."""
     components = re.escape(name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
@@ -348,8 +350,8 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
         all_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
     variants: list[str] = []
     for name in dict.fromkeys(all_names):
-        *steps, leaf = name.split(".")
-        choices = [(step, *EARLIER.get(step, ())) for step in steps]
+        *path_names, leaf = name.split(".")
+        choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         leaf_names = (leaf, *EARLIER.get(leaf, ()))
         variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, leaf_names)]
     return tuple(dict.fromkeys(variants))
@@ -360,6 +362,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by these numbers, in order; any more stars become 0."""
+    """Replaces the stars of a name by layer indices, in order; further stars become 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

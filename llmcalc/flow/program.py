@@ -147,7 +147,7 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the op of a scope, the ops of its other forms, and its child nodes."""
+    """Returns the operation of a scope, the operations of its alternative forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -169,7 +169,7 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the ops of other forms that differ."""
+    """Returns the nodes of the first form, each with the operations of other forms that differ."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
     op, forms, children = _nodes_of_items(first_branch.items)
@@ -180,9 +180,13 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
     }
     merged_children = []
     for child in children:
-        counterparts = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in other_nodes}
+        counterparts = {
+            name: next(node for node in nodes if node.name == child.name) for name, (_, _, nodes) in other_nodes
+        }
         different_ops = {
-            name: n.op for name, n in counterparts.items() if n.op is not None and not _are_equal_ops(n.op, child.op)
+            name: node.op
+            for name, node in counterparts.items()
+            if node.op is not None and not _are_equal_ops(node.op, child.op)
         }
         merged_children.append(
             Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child

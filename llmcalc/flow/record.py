@@ -1,4 +1,4 @@
-"""The recorder: a part's flow calls it once per operation, in the order of the forward pass, to build a program.
+"""The recorder of operations: a component's `flow` calls it once per operation, in the order of the forward pass.
 
 Every verb takes values and returns values; its `name` is the module with the operation's weights. The cost of a step is
 an op, built from the axes of its inputs and outputs. Nothing here depends on a workload, a phase, a dtype or a
@@ -16,4 +16,4 @@ from .verbs.weights import WeightVerbs
 
 
 class Flow(WeightVerbs, MixingVerbs, EntryVerbs, DistanceVerbs, ExpertVerbs, ElementwiseVerbs):
-    """Records the operations of parts: the verbs of `flow/verbs`, in the modules of `flow/recorder.py`."""
+    """Records the operations of a model's components, with a method for each operation (`flow/verbs`)."""

@@ -1,4 +1,4 @@
-"""The recorder of modules, layers and variables. The verbs for operations are in `verbs/`."""
+"""The recorder of modules, layers and variables. Its methods for single operations are in `verbs/`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .value import Value, Weight
 
 
 class Recordable(Protocol):
-    """The interface of a part that can be recorded: its kind of component, the source of its formula, and its flow."""
+    """The interface of a recordable component: its kind, the source of its formula, and the method `flow`."""
 
     kind: ClassVar[str]
 
@@ -26,7 +26,7 @@ class Recordable(Protocol):
 
 
 class Recorder:
-    """Records the operations of parts.
+    """Records the operations, modules and layers of a model's components.
 
     causal: whether the recorded stack is causal.
     memory: the encoder's output that the stack may attend to; None without one.
@@ -150,7 +150,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records everything inside a `with` as a separate stack, which does not see values that other layers share."""
+        """Records everything inside a `with` as a separate stack of layers, without values that other layers share."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:

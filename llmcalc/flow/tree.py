@@ -43,7 +43,7 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 @cache
 def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
-    """Returns the effects that do not count at a node with these roles."""
+    """Returns the effects (parameters, FLOPs, …) that do not count at a node with these roles."""
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
@@ -91,7 +91,7 @@ class Node:
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """Returns a copy with only the nodes that may have an effect; the effect's totals are the same."""
+        """Returns a copy with only the nodes that may have an effect, such as parameters; the totals are unchanged."""
         copies = (child.only(effect) for child in self.children)
         children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
         return replace(self, children=children)
@@ -104,11 +104,11 @@ class Node:
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
-        """Returns the place of this node as the root of a tree."""
+        """Returns the position of this node as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
-        """Yields the places of this node, as a root, and of every node below it, parents first."""
+        """Yields the positions of this node, as a root, and of every node below it, parents first."""
         return self.place(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
@@ -124,7 +124,7 @@ class Node:
 
 @frozen
 class Place:
-    """A node with its position in the model (repeats and roles of its ancestors) and the run.
+    """A node with its position in the model (the repeats and roles of its ancestors) and the run config.
 
     node: the node.
     above: its parent's place; None for the root.
@@ -151,7 +151,7 @@ class Place:
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
 
     def below(self, node: Node) -> Place:
-        """Returns the place of a child of this node."""
+        """Returns the position of a child of this node."""
         return Place(
             node,
             self,
@@ -163,24 +163,24 @@ class Place:
         )
 
     def children(self) -> Iterator[Place]:
-        """Returns the places of the node's children."""
+        """Returns the positions of the node's children."""
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:
-        """Yields this place and every place below it, parents first."""
+        """Yields this position and every position below it, parents first."""
         yield self
         for child in self.children():
             yield from child.walk()
 
     @property
     def use(self) -> Use | None:
-        """Returns the node's primitive with its roles and its run; None for a group."""
+        """Returns the node's primitive operation with its roles and its run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of the node, without its child nodes."""
-        use = self.use
-        return 0 if use is None else cost(use)
+        op_use = self.use
+        return 0 if op_use is None else cost(op_use)
 
     def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of one repeat of the node, including all nodes in it.
@@ -200,14 +200,17 @@ class Place:
 
 @frozen(slots=True)
 class Use:
-    """A primitive with its roles and its run. An effect that it lacks, or that its roles exclude, is 0."""
+    """A primitive operation with its roles and its run config.
+
+    A cost that it lacks, or that its roles exclude, is 0.
+    """
 
     op: Op
     roles: frozenset[Role]
     run_config: RunConfig | None
 
     def has(self, effect: str) -> bool:
-        """Whether the primitive has this effect in these roles."""
+        """Whether the primitive has this effect (parameters, FLOPs, …) in its roles."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
@@ -258,9 +261,9 @@ def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | N
 def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
 ) -> Number:
-    """Returns the cost of one repeat of a node in these roles. It creates no places, for speed."""
-    use = _primitive_use(node, roles, run_config)
-    value: Number = 0 if use is None else cost(use)
+    """Returns the cost of one repeat of a node in these roles, without objects for the positions of its children."""
+    op_use = _primitive_use(node, roles, run_config)
+    value: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:
         if not child.optional or child.optional in include:
             child_roles = roles if child.role == "own" else roles | {child.role}
@@ -279,12 +282,12 @@ def by_kind(
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
     sums: dict[str, Number] = {}
-    for place in root.walk(run_config):
-        if place.optional and place.optional not in include:
+    for node_position in root.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        value = times(place.own_cost(cost), place.times)
+        value = times(node_position.own_cost(cost), node_position.times)
         if not is_zero(value):
-            sums[place.kind] = add(sums.get(place.kind, 0), value)
+            sums[node_position.kind] = add(sums.get(node_position.kind, 0), value)
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Values with rows and named axes, and weights. A weight counts once, however often steps use it."""
+"""Tensors with rows and named axes, and weights. A weight counts once, even if several operations use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .axis import Axis, Beside, Shape, extent
 
 
 class Value:
-    """A tensor of [rows, *axes]. Two steps that read the same value object read the same storage.
+    """A tensor of [rows, *axes]. Two operations that read the same value object read the same storage.
 
     rows: its rows.
     axes: the axes of one row.
@@ -42,12 +42,12 @@ class Value:
 
     @property
     def storage(self) -> Value:
-        """The value that owns this value's storage."""
+        """The value that owns the storage, of which this value may be a view."""
         return self if self.of is None else self.of.storage
 
 
 class Weight:
-    """A trained tensor. The first step that uses it counts it; in later steps it is tied.
+    """A trained tensor. The first operation that uses it counts it; for later operations it is tied.
 
     out, ins: the axes of its output and of its input.
     is_counted: whether a step uses it, and counts it. tied: whether a second step uses it.

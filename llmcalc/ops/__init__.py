@@ -1,4 +1,4 @@
-"""The primitives that every model consists of. The only place where `2·m·n·k` is written.
+"""The primitive operations that models consist of, and the only place where `2·m·n·k` is written.
 
 Each primitive declares its effects (parameters, buffers, FLOPs, cache) and has a method for each of them; an effect
 that it does not declare is 0. FLOPs are those of `torch.utils.flop_counter`: matrix multiplications only, 2 per
@@ -111,7 +111,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the file of a rarer primitive when it is first used."""
+    """Imports the file of a less common primitive when it is first used."""
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent"):

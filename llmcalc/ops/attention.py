@@ -40,49 +40,49 @@ class AttentionCore(Op):
 
     @property
     def chooses(self) -> bool:
-        """Whether an indexer selects the keys: a full pass masks the other keys, and decoding does not read them."""
+        """Whether an indexer selects the keys: a full pass masks unselected keys, and decoding does not read them."""
         return self.selected is not None
 
-    def pairs(self, run: RunConfig) -> Number:
+    def pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs per head and sequence, under the run's counting convention."""
-        new, past = run.new(self.rows), run.past(self.rows)
+        new, past = run_config.new(self.rows), run_config.past(self.rows)
         if self.keys is not None:
-            return new * run.available(self.keys)
+            return new * run_config.available(self.keys)
         if self.square is not None:
-            return _pairs_in_squares(run, self.square)
-        if run.pairs == "full":
-            return new * (new + self._cached_keys(past, run))
+            return _pairs_in_squares(run_config, self.square)
+        if run_config.pairs == "full":
+            return new * (new + self._cached_keys(past, run_config))
         if not self.causal:
             pairs = _centred_pairs(new, self.window)
-            return pairs if is_zero(past) else pairs + new * self._cached_keys(past, run)
+            return pairs if is_zero(past) else pairs + new * self._cached_keys(past, run_config)
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
         return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 
-    def _cached_keys(self, past: Number, run: RunConfig) -> Number:
+    def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; with a window W, at most W − 1."""
         limit = self.window if self.window is not None else self.chunk
-        if self.selected is not None and run.phase == "decode":
+        if self.selected is not None and run_config.phase == "decode":
             limit = self.selected
         return past if limit is None or is_zero(past) else minimum(past, limit - 1)
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.batch * self.heads * self.pairs(run) * (self.qk_dim + self.v_dim)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (self.qk_dim + self.v_dim)
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dQ, dK, dP and dV: twice the forward FLOPs. Flash recomputes the scores once (Dao 2023,
         §3.1)."""
-        scores = 3 if run.attention in ("flash", "sdpa") else 2
-        return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
+        scores = 3 if run_config.attention in ("flash", "sdpa") else 2
+        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + 2 * self.v_dim)
 
 
 @frozen(slots=True)
 class ReceivedCore(AttentionCore):
-    """Attention to keys and values of another model, which get no gradients."""
+    """Attention to keys and values that another model has computed, which get no gradients."""
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dQ and dP. Flash recomputes the scores once (Dao 2023, §3.1)."""
-        scores = 2 if run.attention in ("flash", "sdpa") else 1
-        return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + self.v_dim)
+        scores = 2 if run_config.attention in ("flash", "sdpa") else 1
+        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + self.v_dim)
 
 
 @frozen(slots=True)
@@ -93,16 +93,16 @@ class OverlappingChunks(AttentionCore):
     tokens sums the values of 3·w. The number of tokens is padded to a multiple of 2·w.
     """
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        new, side = run.new(self.rows), floor_div(self.window, 2)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        new, square_side = run_config.new(self.rows), floor_div(self.window, 2)
         if is_zero(new):
             return 0
-        chunks = 2 * ceil_div(new, 2 * side)
-        scores, sums = (chunks - 1) * (2 * side) ** 2, chunks * side * 3 * side
-        return 2 * run.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
+        chunks = 2 * ceil_div(new, 2 * square_side)
+        scores, sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
+        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return 2 * self.forward_flops(run)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * self.forward_flops(run_config)
 
 
 @frozen(slots=True)
@@ -128,11 +128,11 @@ class KVCache(Op):
         """Returns the (heads, size) of each vector that is cached per token."""
         return self.parts or ((1, self.width),)
 
-    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.available(self.rows)
+    def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
+        tokens = run_config.available(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)
-        return run.batch * tokens * self.width * kv_bits
+        return run_config.batch * tokens * self.width * kv_bits
 
 
 def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
@@ -146,16 +146,16 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
     return triangle(n)
 
 
-def _pairs_in_squares(run: RunConfig, side: Number) -> Number:
+def _pairs_in_squares(run_config: RunConfig, square_side: Number) -> Number:
     """Returns the number of patch pairs in the same square of an image. Squares at its edges are smaller."""
-    image = run.workload
+    image = run_config.workload
     if not isinstance(image, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pairs: Number = 1
     for patches in (image.rows, image.columns):
-        whole_squares = floor_div(patches, side)
-        last_rows = patches - whole_squares * side
-        pairs = pairs * (whole_squares * side * side + last_rows * last_rows)
+        whole_squares = floor_div(patches, square_side)
+        last_rows = patches - whole_squares * square_side
+        pairs = pairs * (whole_squares * square_side * square_side + last_rows * last_rows)
     return pairs
 
 

@@ -69,12 +69,12 @@ class Op:
     def active_params(self) -> Number:
         return self.params()
 
-    def forward_flops(self, run: RunConfig) -> Number:
+    def forward_flops(self, run_config: RunConfig) -> Number:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
-        return 2 * self.forward_flops(run)
+        return 2 * self.forward_flops(run_config)
 
 
 @frozen(slots=True)

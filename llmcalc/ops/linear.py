@@ -54,13 +54,13 @@ class Linear(Op):
         weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.n_in * self.n_out
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.n_in * self.n_out
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dW over all rows, and of dx over the rows that depend on parameters."""
-        rows = run.rows(self.rows)
-        gradient_rows = 0 if self.constant else rows - run.constant(self.rows)
+        rows = run_config.rows(self.rows)
+        gradient_rows = 0 if self.constant else rows - run_config.constant(self.rows)
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
 
 
@@ -91,8 +91,8 @@ class ExpertLinear(Op):
     def active_params(self) -> Number:
         return self.top_k * self.expert_params()
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.top_k * self.n_in * self.n_out
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 
 @frozen(slots=True)

@@ -1,4 +1,4 @@
-"""Primitives of fewer architectures: convolutions, block-diagonal layers, streams, tables, products without weights."""
+"""Less common matrix products: convolutions, block-diagonal layers, residual streams, tables, activations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EntryLinear(Linear):
 
     rate: Number = 1
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return 2 * self.forward_flops(run) * minimum(floor_div(run.new(self.rows), self.rate), 1)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * self.forward_flops(run_config) * minimum(floor_div(run_config.new(self.rows), self.rate), 1)
 
 
 @frozen(slots=True)
@@ -40,14 +40,14 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the number of parameters of an expert with weights, which an identity expert replaces."""
-        size: Number = 0
+        """Returns the parameters of one expert with weights, which a token skips by selecting an identity expert."""
+        parameter_count: Number = 0
         for linear in self.maps:
-            size = add(size, linear.expert_params())
-        return size
+            parameter_count = add(parameter_count, linear.expert_params())
+        return parameter_count
 
     def spared_at_most(self) -> Number:
-        """Returns the most parameters that a token can skip by selecting identity experts."""
+        """Returns the largest number of parameters that a token can skip by selecting identity experts."""
         return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
     def spared_evenly(self) -> Number:
@@ -82,8 +82,8 @@ class BlockLinear(Op):
         weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
         return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
 @frozen(slots=True)
@@ -97,8 +97,8 @@ class Product(Op):
     columns: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.outer * self.inner * self.columns
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.outer * self.inner * self.columns
 
 
 @frozen(slots=True)
@@ -121,8 +121,8 @@ class ExpertRows(Op):
     def active_params(self) -> Number:
         return self.top_k * self.width
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.top_k * self.width
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.top_k * self.width
 
 
 @frozen(slots=True)
@@ -135,11 +135,11 @@ class BlockSums(Op):
     block: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * floor_div(run.new(self.rows), self.block) * self.width
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * floor_div(run_config.new(self.rows), self.block) * self.width
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return self.forward_flops(run)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return self.forward_flops(run_config)
 
 
 @frozen(slots=True)
@@ -155,8 +155,8 @@ class StreamMix(Op):
     width: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.streams * self.streams * self.width
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.streams * self.streams * self.width
 
 
 @frozen(slots=True)
@@ -215,13 +215,13 @@ class Conv1d(Op):
         weight = ParamTensor((filters, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        outputs = add(run.new(self.rows), self.overlap)
-        outputs = outputs if run.has_earlier_tokens(self.rows) else add(outputs, self.padding)
-        return 2 * run.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        outputs = add(run_config.new(self.rows), self.overlap)
+        outputs = outputs if run_config.has_earlier_tokens(self.rows) else add(outputs, self.padding)
+        return 2 * run_config.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(run)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return (1 if self.constant else 2) * self.forward_flops(run_config)
 
 
 @frozen(slots=True)
@@ -238,8 +238,8 @@ class DynamicConvolution(Op):
     kernel: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.heads * self.head_dim * self.kernel
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * self.kernel
 
 
 @frozen(slots=True)
@@ -253,5 +253,5 @@ class TableScores(Op):
     table: Table
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.heads * self.head_dim * run.new(self.table)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * run_config.new(self.table)

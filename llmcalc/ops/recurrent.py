@@ -25,8 +25,8 @@ class State(Op):
     kind: str = "recurrent_state"
     bits: Number = None
 
-    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        return run.batch * self.size * (kv_bits if self.bits is None else self.bits)
+    def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
+        return run_config.batch * self.size * (kv_bits if self.bits is None else self.bits)
 
 
 @frozen(slots=True)
@@ -48,8 +48,8 @@ class SelectiveScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.inner, self.state), "vector"), ParamTensor((self.inner,), "vector"))
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.inner * self.state
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.inner * self.state
 
 
 @frozen(slots=True)
@@ -72,8 +72,8 @@ class HeadScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.heads,), "vector"),) * 3
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * self.heads * self.head_dim * self.state
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * self.state
 
 
 @frozen(slots=True)
@@ -86,14 +86,14 @@ class ChunkedScan(HeadScan):
 
     chunk: Number = 1
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run.new(self.rows)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         states, outputs = q * n * p, q * n * p  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
         border_flops = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
-        return 2 * run.batch * a * (chunks * (scores + values + states + outputs) + border_flops)
+        return 2 * run_config.batch * a * (chunks * (scores + values + states + outputs) + border_flops)
 
 
 @frozen(slots=True)
@@ -125,23 +125,23 @@ class DeltaRule(Op):
     by_channel: bool = False
     rows: Rows = TOKENS
 
-    def _chunk_count(self, run: RunConfig) -> Number:
-        return run.batch * self.heads * ceil_div(run.new(self.rows), self.chunk)
+    def _chunk_count(self, run_config: RunConfig) -> Number:
+        return run_config.batch * self.heads * ceil_div(run_config.new(self.rows), self.chunk)
 
-    def forward_flops(self, run: RunConfig) -> Number:
+    def forward_flops(self, run_config: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
         square = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunk_count(run) * (2 * c * c * square + 3 * 2 * c * k * v)
+        return self._chunk_count(run_config) * (2 * c * c * square + 3 * 2 * c * k * v)
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, with two corrections.
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        """Returns the FLOPs of the backward pass: twice the forward FLOPs, with two corrections.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.
         """
         c, k, v = self.chunk, self.key_dim, self.value_dim
-        solve_flops = 0 if self.by_channel else self._chunk_count(run) * 2 * c * c * (k + v)
-        return add(2 * self.forward_flops(run), solve_flops) - run.batch * self.heads * 4 * 2 * c * k * v
+        solve_flops = 0 if self.by_channel else self._chunk_count(run_config) * 2 * c * c * (k + v)
+        return add(2 * self.forward_flops(run_config), solve_flops) - run_config.batch * self.heads * 4 * 2 * c * k * v
 
 
 @frozen(slots=True)
@@ -157,8 +157,8 @@ class DecayScan(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 4 * run.rows(self.rows) * self.heads * self.head_dim * self.head_dim
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 4 * run_config.rows(self.rows) * self.heads * self.head_dim * self.head_dim
 
 
 @frozen(slots=True)
@@ -168,9 +168,9 @@ class TransitionScan(DecayScan):
     Each token has two products with the state: of the removed key, and of the receptance.
     """
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, without the gradient of the first state, which is not computed."""
-        return 2 * self.forward_flops(run) - 2 * run.batch * self.heads * self.head_dim * self.head_dim
+        return 2 * self.forward_flops(run_config) - 2 * run_config.batch * self.heads * self.head_dim * self.head_dim
 
 
 @frozen(slots=True)
@@ -182,24 +182,24 @@ class LightningCore(DecayScan):
 
     block: Number = 1
 
-    def _last_block_tokens(self, run: RunConfig) -> Number:
+    def _last_block_tokens(self, run_config: RunConfig) -> Number:
         """Returns the number of tokens in the last block."""
-        seq = run.new(self.rows)
+        seq = run_config.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        d, last_block, seq = self.head_dim, self._last_block_tokens(run), run.new(self.rows)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new(self.rows)
         pairs = (seq - last_block) * self.block + last_block * last_block
-        return 4 * run.batch * self.heads * (times(d, pairs) + seq * d * d)
+        return 4 * run_config.batch * self.heads * (times(d, pairs) + seq * d * d)
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
-        d, first_block = self.head_dim, minimum(run.new(self.rows), self.block)
-        spared = 2 * run.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run))
-        return 2 * self.forward_flops(run) - spared
+        d, first_block = self.head_dim, minimum(run_config.new(self.rows), self.block)
+        spared = 2 * run_config.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run_config))
+        return 2 * self.forward_flops(run_config) - spared
 
 
 @frozen(slots=True)
@@ -218,18 +218,18 @@ class MatrixMemory(Op):
     chunk: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run.new(self.rows)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new(self.rows)
         token_flops, chunk_flops = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
-        return run.batch * self.heads * (token_flops + chunk_flops)
+        return run_config.batch * self.heads * (token_flops + chunk_flops)
 
-    def backward_flops(self, run: RunConfig) -> Number:
+    def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus the products with an empty or unused memory.
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run.new(self.rows)
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new(self.rows)
         whole_chunks = floor_div(seq, c)
         no_remainder = 1 + whole_chunks - ceil_div(seq, c)
         spared = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v
-        return 2 * self.forward_flops(run) - run.batch * self.heads * spared
+        return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * spared

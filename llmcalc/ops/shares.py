@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some rows only: on its own tokens, or on tokens sent to it."""
+"""Linear layers that a rank runs on some tokens only: on the rank's own tokens, or on tokens sent to the rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LinearShare(Linear):
 
     ranks: Number = 1
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(Linear.forward_flops(self, run), self.ranks)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return _divided_by_ranks(Linear.forward_flops(self, run_config), self.ranks)
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(Linear.backward_flops(self, run), self.ranks)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return _divided_by_ranks(Linear.backward_flops(self, run_config), self.ranks)
 
 
 @frozen(slots=True)
@@ -44,16 +44,16 @@ class ExpertShare(ExpertLinear):
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
-        params = _per_rank(self.top_k * self.expert_params(), self.ranks)
+        params = _divided_by_ranks(self.top_k * self.expert_params(), self.ranks)
         return params.__floor__() if isinstance(params, Fraction) else params
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return _per_rank(ExpertLinear.forward_flops(self, run) * self.parts, self.tensor)
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return _divided_by_ranks(ExpertLinear.forward_flops(self, run_config) * self.parts, self.tensor)
 
 
 @frozen(slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts of a rank, beside divided experts with weights. maps: the linear layers of all experts.
+    """The identity experts on one rank, whose experts with weights are divided. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """
@@ -67,8 +67,8 @@ class IdentityShare(IdentityExperts):
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
 
 
-def _per_rank(number: Number, ranks: Number) -> Number:
+def _divided_by_ranks(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
-    if isinstance(number, int) and number % ranks:
-        return Fraction(number, ranks)
-    return exact_div(number, ranks)
+    if isinstance(amount, int) and amount % ranks:
+        return Fraction(amount, ranks)
+    return exact_div(amount, ranks)

@@ -22,11 +22,11 @@ class MaskedCore(AttentionCore):
 
     keep: Number = 1
 
-    def pairs(self, run: RunConfig) -> Number:
-        if run.pairs == "full":
-            return AttentionCore.pairs(self, run)
+    def pairs(self, run_config: RunConfig) -> Number:
+        if run_config.pairs == "full":
+            return AttentionCore.pairs(self, run_config)
         key_limit = self.keep if self.window is None else minimum(self.keep, self.window)
-        return AttentionCore.pairs(replace(self, window=key_limit), run)
+        return AttentionCore.pairs(replace(self, window=key_limit), run_config)
 
 
 @frozen(slots=True)
@@ -55,9 +55,9 @@ class BlockCore(AttentionCore):
         own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
         return triangle(unlimited) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
 
-    def pairs(self, run: RunConfig) -> Number:
-        past, new = run.past(self.rows), run.new(self.rows)
-        if run.pairs == "full" and run.phase != "decode":
+    def pairs(self, run_config: RunConfig) -> Number:
+        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        if run_config.pairs == "full" and run_config.phase != "decode":
             return new * (new + past)
         return self._visible_pairs(past + new) - self._visible_pairs(past)
 
@@ -78,9 +78,9 @@ class PooledCore(AttentionCore):
         rest = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
         return self.pool * chosen.visible_pairs(n) + rest
 
-    def pairs(self, run: RunConfig) -> Number:
-        past, new = run.past(self.rows), run.new(self.rows)
-        if run.pairs == "full" and run.phase != "decode":
+    def pairs(self, run_config: RunConfig) -> Number:
+        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        if run_config.pairs == "full" and run_config.phase != "decode":
             return new * (new + past)
         return self._visible_pairs(past + new) - self._visible_pairs(past)
 
@@ -95,13 +95,13 @@ class LocalCore(AttentionCore):
     radius: Number = 1
     global_block: Number = None
 
-    def pairs(self, run: RunConfig) -> Number:
-        new = run.new(self.rows)
+    def pairs(self, run_config: RunConfig) -> Number:
+        new = run_config.new(self.rows)
         sums = 0 if self.global_block is None else floor_div(new, self.global_block)
-        if run.pairs == "full":
+        if run_config.pairs == "full":
             block = self.radius + 1
             return ceil_div(new, block) * block * add(3 * block, sums)
-        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run)
+        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
         return add(local_pairs, new * sums)
 
 
@@ -117,22 +117,22 @@ class SampledBlocks(AttentionCore):
     blocks: Number = 1
     approximated: bool = True
 
-    def _mean_pairs(self, run: RunConfig) -> Number:
-        """Returns the (query, key) pairs of block means."""
-        block_count = ceil_div(run.new(self.rows), self.block)
+    def _block_mean_pairs(self, run_config: RunConfig) -> Number:
+        """Returns the number of (query, key) pairs between the means of blocks."""
+        block_count = ceil_div(run_config.new(self.rows), self.block)
         return block_count * block_count
 
-    def pairs(self, run: RunConfig) -> Number:
-        return minimum(self.blocks, self._mean_pairs(run)) * self.block * self.block
+    def pairs(self, run_config: RunConfig) -> Number:
+        return minimum(self.blocks, self._block_mean_pairs(run_config)) * self.block * self.block
 
-    def forward_flops(self, run: RunConfig) -> Number:
+    def forward_flops(self, run_config: RunConfig) -> Number:
         mean_width = add(self.qk_dim, self.v_dim if self.approximated else 0)
-        pairs_width = self.pairs(run) * (self.qk_dim + self.v_dim)
-        return 2 * run.batch * self.heads * (pairs_width + self._mean_pairs(run) * mean_width)
+        pairs_width = self.pairs(run_config) * (self.qk_dim + self.v_dim)
+        return 2 * run_config.batch * self.heads * (pairs_width + self._block_mean_pairs(run_config) * mean_width)
 
-    def backward_flops(self, run: RunConfig) -> Number:
-        pairs = add(self.pairs(run), self._mean_pairs(run) if self.approximated else 0)
-        return 4 * run.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        pairs = add(self.pairs(run_config), self._block_mean_pairs(run_config) if self.approximated else 0)
+        return 4 * run_config.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
 
 
 @frozen(slots=True)
@@ -148,16 +148,16 @@ class GlobalLocalCore(AttentionCore):
     global_tokens: Number = 1
     staggered: bool = False
 
-    def pairs(self, run: RunConfig) -> Number:
+    def pairs(self, run_config: RunConfig) -> Number:
         rows = self.rows
         assert isinstance(rows, Joined)
         assert isinstance(rows.second, Padded)
-        text = run.new(rows.second)
+        text = run_config.new(rows.second)
         if is_zero(text):
             return 0
-        if run.pairs == "full":
+        if run_config.pairs == "full":
             return self.global_tokens * (self.global_tokens + text) + text * (self.global_tokens + self.block)
-        text = run.new(rows.second.of)
+        text = run_config.new(rows.second.of)
         first_block = minimum(text, exact_div(self.block, 2)) if self.staggered else 0
         whole_blocks = floor_div(text - first_block, self.block)
         last_block = text - first_block - whole_blocks * self.block
@@ -176,17 +176,17 @@ class PredictCore(AttentionCore):
 
     streams: int = 1
 
-    def pairs(self, run: RunConfig) -> Number:
-        new, past = run.new(self.rows), run.past(self.rows)
-        if run.pairs == "full":
+    def pairs(self, run_config: RunConfig) -> Number:
+        new, past = run_config.new(self.rows), run_config.past(self.rows)
+        if run_config.pairs == "full":
             return self.streams * new * (past + new + new)
         main_pairs: Number = 0
         for i in range(self.streams):
-            main_pairs = add(main_pairs, self._main_pairs(past + new, i) - self._main_pairs(past, i))
+            main_pairs = add(main_pairs, self._main_stream_pairs(past + new, i) - self._main_stream_pairs(past, i))
         return add(main_pairs, self.streams * new)
 
-    def _main_pairs(self, n: Number, stream: int) -> Number:
-        """Returns the pairs of the first n tokens of a stream with tokens of the main stream."""
+    def _main_stream_pairs(self, n: Number, stream: int) -> Number:
+        """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
         first_tokens = minimum(n, stream)
         return first_tokens + triangle(n - first_tokens)
 
@@ -213,12 +213,14 @@ class EntryScores(AttentionCore):
         q = floor_div(n, self.rate)
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
-    def pairs(self, run: RunConfig) -> Number:
-        past, new = run.past(self.rows), run.new(self.rows)
-        if run.pairs != "full":
+    def pairs(self, run_config: RunConfig) -> Number:
+        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        if run_config.pairs != "full":
             return self.visible_pairs(past + new) - self.visible_pairs(past)
         entries = floor_div(past + new, self.rate)
-        return new * (minimum(entries, self.chosen) if self.chosen is not None and run.phase == "decode" else entries)
+        return new * (
+            minimum(entries, self.chosen) if self.chosen is not None and run_config.phase == "decode" else entries
+        )
 
 
 @frozen(slots=True)
@@ -236,8 +238,8 @@ class DistanceScores(Op):
     rows: Rows
     distances: Rows
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * run.new(self.distances) * self.heads * self.head_dim
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * run_config.new(self.distances) * self.heads * self.head_dim
 
 
 @frozen(slots=True)
@@ -255,8 +257,8 @@ class PairScores(Op):
     head_dim: Number
     rows: Rows
 
-    def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * run.available(self.rows) * self.heads * self.head_dim
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * run_config.rows(self.rows) * run_config.available(self.rows) * self.heads * self.head_dim
 
 
 @frozen(slots=True)
@@ -271,10 +273,10 @@ class EntryCache(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.available(self.rows)
+    def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
+        tokens = run_config.available(self.rows)
         entries = floor_div(tokens, self.rate)
-        return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
+        return run_config.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
 
 @frozen(slots=True)
@@ -291,6 +293,6 @@ class LastWindow(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run.available(self.rows), self.rate), 1)
-        return run.batch * windows * 2 * self.rate * self.width * kv_bits
+    def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
+        windows = minimum(floor_div(run_config.available(self.rows), self.rate), 1)
+        return run_config.batch * windows * 2 * self.rate * self.width * kv_bits

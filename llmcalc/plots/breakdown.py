@@ -22,34 +22,34 @@ HEIGHT = 0.62
 """Height of a bar, in rows."""
 
 
-def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figure:
+def breakdown(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
     from matplotlib import rc_context
 
-    bars = _node_bars(run, depth)
-    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(run)]
+    bars = _node_bars(timed_run, depth)
+    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(timed_run)]
     figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
     with rc_context(STYLE):
         heights = (len(time_parts) + 1.6, len(bars) + 0.6)
         parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
-        draw_parts(parts_axes, run, time_parts)
-        draw_nodes(node_axes, run, bars)
+        draw_parts(parts_axes, timed_run, time_parts)
+        draw_nodes(node_axes, timed_run, bars)
         figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
         parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
     return figure
 
 
-def _part_seconds(run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts that add up to the estimate; waits between layers belong to the work."""
-    return [(name, seconds) for name, seconds in run.parts.items() if seconds and name != "layer waits"]
+def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
+    """Returns the parts that add up to the estimated seconds; waits between layers belong to the work."""
+    return [(name, seconds) for name, seconds in timed_run.parts.items() if seconds and name != "layer waits"]
 
 
-def _node_bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
+def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
-    nodes = run.nodes(depth)
+    nodes = timed_run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [
         (node.path if paths.count(node.path) == 1 else f"{node.path} ({node.kind.replace('_', '-')})", node)
@@ -70,26 +70,26 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
     ax.set_xlabel(unit)
 
 
-def draw_parts(ax: Axes, run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
-    """Draws the estimate by bounds with a whisker for its range, and below it its parts one after another."""
-    unit = unit_of(run.seconds)
+def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
+    """Draws a bar of the estimated seconds by bound with a whisker for the range, below it the parts of the time."""
+    unit = unit_of(timed_run.seconds)
     factor, start = FACTORS[unit], 0.0
-    for bound, seconds in run.bounds.items():
+    for bound, seconds in timed_run.bounds.items():
         ax.barh(0, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
         start += seconds
-    low_end, high_end = float(run.range.low) / factor, float(run.range.high) / factor
+    low_end, high_end = float(timed_run.range.low) / factor, float(timed_run.range.high) / factor
     ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high_end, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
+    ax.text(high_end, 0, f"  {range_of(timed_run.range, ' to ')} {unit}", va="center", color=INK)
     start = 0.0
     for row, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row, seconds / factor, left=start / factor, color=FAINT, height=HEIGHT)
         start += seconds
-        ax.text(start / factor, row, f"  {_share_text(seconds, run)}", va="center", color=INK)
+        ax.text(start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
     ax.set_xlim(0, 1.28 * high_end)
 
 
-def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
+def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> None:
     """Draws a bar for each node of the model and each part of the run, coloured by its bounds."""
     unit = unit_of(bars[0][1].seconds)
     factor = FACTORS[unit]
@@ -98,20 +98,20 @@ def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
         for bound, seconds in node.by_bound.items():
             ax.barh(row, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
             start += seconds
-        ax.text(start / factor, row, f"  {_share_text(node.seconds, run)}", va="center", color=INK)
+        ax.text(start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
     ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
-    _draw_legend(ax, run)
+    _draw_legend(ax, timed_run)
 
 
-def _share_text(seconds: float, run: TimedRun) -> str:
-    """Writes a time with its share of the run: `4.1 ms, 25 %`."""
-    return f"{duration(seconds, digits=3)}, {units.percent(seconds / run.seconds, 0)}"
+def _share_text(seconds: float, timed_run: TimedRun) -> str:
+    """Writes a time and its percentage of the run's time: `4.1 ms, 25 %`."""
+    return f"{duration(seconds, digits=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
 
 
-def _draw_legend(ax: Axes, run: TimedRun) -> None:
+def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    bounds = [bound for bound, seconds in run.bounds.items() if seconds]
+    bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
     patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     ax.legend(handles=patches, loc="lower right", frameon=False, fontsize=9, title="bound by", alignment="left")

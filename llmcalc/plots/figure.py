@@ -56,17 +56,17 @@ def _notebook_figure() -> type[Figure]:
     return NotebookFigure
 
 
-def panels(axes: Any, count: int) -> list[Axes]:
+def panels(axes: Any, panel_count: int) -> list[Axes]:
     """Returns the axes of a picture's panels, row by row from the upper left.
 
     axes: result of `figure.subplots`, or a list.
-    Raises `InputError` if their number is not `count`.
+    Raises `InputError` if their number is not `panel_count`.
     """
     import numpy
 
     axes_list = list(numpy.ravel(axes))
-    if len(axes_list) != count:
-        raise InputError(f"ax: {len(axes_list)} are given; expected {count}, one for each panel")
+    if len(axes_list) != panel_count:
+        raise InputError(f"ax: {len(axes_list)} are given; expected {panel_count}, one for each panel")
     return axes_list
 
 
@@ -79,7 +79,7 @@ def format_of(path: Path, option: str = "--output") -> str:
     return suffix
 
 
-def figure_bytes(figure: Figure, kind: str) -> bytes:
+def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """Returns the bytes of a figure in a format; equal figures give equal bytes."""
     from io import BytesIO
 
@@ -88,5 +88,5 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
     with rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=dates[kind], dpi=160)
+        figure.savefig(buffer, format=file_format, metadata=dates[file_format], dpi=160)
     return buffer.getvalue()

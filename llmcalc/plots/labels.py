@@ -49,8 +49,8 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 
 def tick_text(value: float, write: Callable[[Any], str]) -> str:
     """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number, _, unit = write(value).partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
+    number_text, _, unit = write(value).partition(" ")
+    return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
@@ -61,12 +61,15 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
     for rank, i in enumerate(order):
-        mean, size = heights[i] - rank * distance, 1
+        mean, label_count = heights[i] - rank * distance, 1
         while blocks and blocks[-1][0] >= mean:
-            label_below, count = blocks.pop()
-            mean, size = (mean * size + label_below * count) / (size + count), size + count
-        blocks.append((mean, size))
-    means = [mean for mean, size in blocks for _ in range(size)]
+            label_below, label_count_below = blocks.pop()
+            mean, label_count = (
+                (mean * label_count + label_below * label_count_below) / (label_count + label_count_below),
+                label_count + label_count_below,
+            )
+        blocks.append((mean, label_count))
+    means = [mean for mean, label_count in blocks for _ in range(label_count)]
     highest_start = max(high - (len(order) - 1) * distance, low)
     spread = [0.0] * len(order)
     for rank, (i, mean) in enumerate(zip(order, means, strict=True)):

@@ -62,19 +62,26 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
         ("the device, at its peak", {**device.by_kind, BESIDE: device.device_bytes - device.peak_bytes}),
         *((PHASE_NAMES[phase], dict(moment)) for phase, moment in device.moments.items()),
     ]
-    for kind in (*KINDS, BESIDE):
-        sizes = [bar_parts.get(kind, 0) / scale.factor for _, bar_parts in rows]
+    for memory_kind in (*KINDS, BESIDE):
+        bar_heights = [bar_parts.get(memory_kind, 0) / scale.factor for _, bar_parts in rows]
         starts = [
-            sum(bar_parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(kind)]) / scale.factor
+            sum(bar_parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)]) / scale.factor
             for _, bar_parts in rows
         ]
-        if any(sizes):
-            colour = KINDS.get(kind, FAINT)
-            ax.barh(range(len(rows)), sizes, left=starts, color=colour, label=KIND_NAMES.get(kind, kind), height=0.62)
+        if any(bar_heights):
+            colour = KINDS.get(memory_kind, FAINT)
+            ax.barh(
+                range(len(rows)),
+                bar_heights,
+                left=starts,
+                color=colour,
+                label=KIND_NAMES.get(memory_kind, memory_kind),
+                height=0.62,
+            )
     for row, (_, bar_parts) in enumerate(rows):
-        size = sum(bar_parts.values()) / scale.factor
+        bar_height = sum(bar_parts.values()) / scale.factor
         weight = "bold" if row == 0 else "normal"
-        ax.text(size, row, f" {size:,.2f}", va="center", ha="left", color=INK, fontweight=weight)
+        ax.text(bar_height, row, f" {bar_height:,.2f}", va="center", ha="left", color=INK, fontweight=weight)
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")

@@ -45,24 +45,36 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 
 def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
-    for row, (_, count) in enumerate(counts):
-        component_sizes = {kind: int(size) for kind, size in count.by_component.items()}
-        named_parts = [(kind, component_sizes.get(kind, 0)) for kind in COMPONENTS]
+    for row, (_, parameter_counts) in enumerate(counts):
+        component_sizes = {
+            component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
+        }
+        named_parts = [(component, component_sizes.get(component, 0)) for component in COMPONENTS]
         bar_start = 0.0
-        for kind, size in (*named_parts, ("other", int(count.total) - sum(size for _, size in named_parts))):
-            share = size / int(count.total)
-            if not share:
+        for component, parameter_count in (
+            *named_parts,
+            ("other", int(parameter_counts.total) - sum(parameter_count for _, parameter_count in named_parts)),
+        ):
+            total_fraction = parameter_count / int(parameter_counts.total)
+            if not total_fraction:
                 continue
-            legend = None if kind in labelled_kinds else NAMES.get(kind, kind)
-            labelled_kinds.add(kind)
-            colour = COMPONENTS.get(kind, OTHER)
+            legend = None if component in labelled_kinds else NAMES.get(component, component)
+            labelled_kinds.add(component)
+            colour = COMPONENTS.get(component, OTHER)
             ax.barh(
-                row, share, left=bar_start, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend
+                row,
+                total_fraction,
+                left=bar_start,
+                color=colour,
+                height=0.72,
+                edgecolor="white",
+                linewidth=0.8,
+                label=legend,
             )
-            if share >= LEGIBLE:
-                share_text = f"{100 * share:.0f} %"
+            if total_fraction >= LEGIBLE:
+                share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
-                    bar_start + share / 2,
+                    bar_start + total_fraction / 2,
                     row,
                     share_text,
                     ha="center",
@@ -70,8 +82,8 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                     fontsize=8.5,
                     color=_text_colour(colour),
                 )
-            bar_start += share
-        ax.text(1.01, row, units.count(int(count.total)), va="center", fontsize=9, color=INK)
+            bar_start += total_fraction
+        ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
     ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)

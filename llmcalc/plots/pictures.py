@@ -95,8 +95,8 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
         if name not in {preset.name for preset, _ in selected_presets}:
             raise InputError(f"--label {name}: is not among the models drawn; expected one that the filters take")
     models = [
-        (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", count))
-        for preset, count in selected_presets
+        (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
+        for preset, parameter_count in selected_presets
     ]
     return aspect(models, labels=names)
 

@@ -76,26 +76,33 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     return figure
 
 
-def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
-    """Writes the legend of a pass, with the share of its time that the points have."""
-    memory_hint = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
-    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / run.seconds, 0)} of its time"
+def _pass_text(timed_run: TimedRun, words: str, seconds: float) -> str:
+    """Writes the legend of a pass, with the percentage of the pass's time that the drawn products take."""
+    memory_hint = (
+        "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
+    )
+    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
 
 
-def _draw_roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
+def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
     """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
 
     Returns points along both, in data coordinates.
     """
-    device, product_format = run.device, run.formats.dtype
-    pricing = Pricing(device, run.stack, run.formats, run.passes[0].rank_pass)
-    ridge = run.peak / device.bandwidth
+    device, product_format = timed_run.device, timed_run.formats.dtype
+    time_estimator = Pricing(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
+    ridge = timed_run.peak / device.bandwidth
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
-    steps = [limits[0] * (limits[1] / limits[0]) ** (step / SAMPLES) for step in range(SAMPLES + 1)]
+    steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
     drawn_points = []
     for peak, bandwidth, line, words in (
-        (run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(run, ridge)}"),
-        (pricing.rate(product_format), device.bandwidth * device.generation.memory, "--", "reached by large kernels"),
+        (timed_run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(timed_run, ridge)}"),
+        (
+            time_estimator.rate(product_format),
+            device.bandwidth * device.generation.memory,
+            "--",
+            "reached by large kernels",
+        ),
     ):
         x = [limits[0], peak / bandwidth, limits[1]]
         y = [min(peak, value * bandwidth) / 1e12 for value in x]
@@ -111,9 +118,9 @@ SAMPLES = 200
 """Steps along a roof at which no name may lie."""
 
 
-def _roof_text(run: TimedRun, ridge: float) -> str:
-    product_format = run.device.format_of(run.formats.dtype)
-    peak, bandwidth = run.peak / 1e12, run.device.bandwidth / 1e12
+def _roof_text(timed_run: TimedRun, ridge: float) -> str:
+    product_format = timed_run.device.format_of(timed_run.formats.dtype)
+    peak, bandwidth = timed_run.peak / 1e12, timed_run.device.bandwidth / 1e12
     return f"{peak:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
 
 
@@ -122,8 +129,8 @@ def _name_points(
 ) -> None:
     """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
-        (kernel.seconds / run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
-        for run, kernels in runs
+        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]
     points.sort(key=lambda point: -point[0])

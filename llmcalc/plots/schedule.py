@@ -37,7 +37,7 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     from matplotlib import rc_context
 
-    shortest_pass = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
+    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in kinds_of(timetable))
     width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
@@ -59,21 +59,21 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, spans in enumerate(timetable.spans):
         is_lower_half = False
-        for (kind, chunk, micro_batch, is_overlapped), start, end in spans:
+        for (pass_kind, chunk, micro_batch, is_overlapped), start, end in spans:
             tall = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars.setdefault((kind, chunk, lower_edge, tall), []).append((start, end - start))
+            bars.setdefault((pass_kind, chunk, lower_edge, tall), []).append((start, end - start))
             label_text = str(micro_batch)
             if (end - start) * inches > DIGIT * len(label_text):
                 x, y, size = (start + end) / 2, lower_edge + tall / 2, 8 if tall == HEIGHT else 7
-                text_background = TEXT_BACKGROUND if palette.HATCHES[kind] else None
+                text_background = TEXT_BACKGROUND if palette.HATCHES[pass_kind] else None
                 ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
             is_lower_half = is_overlapped
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (kind, chunk, lower_edge, tall), time_ranges in bars.items():
-        colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[kind]))
+    for (pass_kind, chunk, lower_edge, tall), time_ranges in bars.items():
+        colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
         has_room = time_ranges[0][1] * inches > LINE
-        hatch, edge_colour, line = (palette.HATCHES[kind], "white", 0.6) if has_room else (None, None, 0)
+        hatch, edge_colour, line = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
             time_ranges, (lower_edge, tall), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
         )
@@ -95,12 +95,12 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 
     patches = [
         Patch(
-            facecolor=palette.PASSES[kind],
+            facecolor=palette.PASSES[pass_kind],
             edgecolor="white",
-            hatch=palette.HATCHES[kind],
-            label=f"{kind} {PASSES[kind]}",
+            hatch=palette.HATCHES[pass_kind],
+            label=f"{pass_kind} {PASSES[pass_kind]}",
         )
-        for kind in kinds_of(timetable)
+        for pass_kind in kinds_of(timetable)
     ]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 
@@ -108,8 +108,8 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    awaiting_backward = [sum(count.awaiting_backward) for count in counts]
-    weights = [sum(count.weights) for count in counts]
+    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in counts]
+    weights = [sum(micro_batch_count.weights) for micro_batch_count in counts]
     ranks = range(len(counts))
     ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
     if any(weights):
@@ -124,9 +124,9 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
             hatch=hatch,
             linewidth=0,
         )
-    for rank, count in zip(ranks, counts, strict=True):
-        ax.text(count.total, rank, f" {count.total}", va="center", ha="left", color=palette.INK)
-    ax.set_xlim(0, 1.3 * max(count.total for count in counts))
+    for rank, micro_batch_count in zip(ranks, counts, strict=True):
+        ax.text(micro_batch_count.total, rank, f" {micro_batch_count.total}", va="center", ha="left", color=palette.INK)
+    ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)
     for spine in ax.spines.values():

@@ -1,4 +1,4 @@
-"""Colours and lines of curves: no two curves of a picture look the same."""
+"""Colours and line styles of curves, which differ for all curves of a picture."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figure:
+def servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
@@ -28,33 +28,33 @@ def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figur
     figure = new_figure(11, 5.4)
     with rc_context(STYLE):
         front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        draw_front(front_axes, answer, limits)
-        draw_load(load_axes, answer, limits)
+        draw_front(front_axes, studied_servers, limits)
+        draw_load(load_axes, studied_servers, limits)
         figure.suptitle(f"{label(title)}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
         figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
     return figure
 
 
-def shown_index(answer: Servers) -> int:
+def shown_index(studied_servers: Servers) -> int:
     """Returns the index of the chosen server; if there is none, of the server with the most tokens/s per device."""
-    return answer.front[-1][0] if answer.chosen is None else answer.chosen.index
+    return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
-def front_points(answer: Servers) -> list[tuple[int, Point]]:
+def front_points(studied_servers: Servers) -> list[tuple[int, Point]]:
     """Returns the Pareto front: each point with the index of its server."""
-    curves = [{point.concurrency: point for point in curve} for curve in answer.curves]
-    return [(index, curves[index][concurrency]) for index, concurrency in answer.front]
+    curves = [{point.concurrency: point for point in curve} for curve in studied_servers.curves]
+    return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.front]
 
 
-def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
-    """Draws every server's curve, those on the front in colour, the front, and the chosen server's load."""
-    front_servers = front_points(answer)
+def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
+    """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen server's load."""
+    front_servers = front_points(studied_servers)
     on_front = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(on_front, SERIES, strict=False))
-    for index, curve in enumerate(answer.curves):
+    for index, curve in enumerate(studied_servers.curves):
         x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:
-            name = label(layout_text(answer.servers[index]))
+            name = label(layout_text(studied_servers.servers[index]))
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
@@ -69,8 +69,8 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
         label="Pareto front",
         zorder=2,
     )
-    if answer.chosen is not None:
-        _mark_chosen(ax, answer.chosen.point)
+    if studied_servers.chosen is not None:
+        _mark_chosen(ax, studied_servers.chosen.point)
     if limits.tpot is not None:
         ax.axvline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
@@ -94,18 +94,18 @@ def _mark_chosen(ax: Axes, point: Point) -> None:
     ax.plot([estimate], [point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5)
 
 
-def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
+def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
-    index = shown_index(answer)
-    curve = answer.curves[index]
+    index = shown_index(studied_servers)
+    curve = studied_servers.curves[index]
     users = [point.concurrency for point in curve]
     low_curve, high_curve = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
     ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(
         users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
     )
-    if answer.chosen is not None:
-        point = answer.chosen.point
+    if studied_servers.chosen is not None:
+        point = studied_servers.chosen.point
         ax.plot([point.concurrency], _tpot_milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
     if limits.tpot is not None:
         ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
@@ -114,7 +114,7 @@ def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
     _plain_numbers(ax)
     ax.set_xlabel(f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds")
     ax.set_ylabel("TPOT, ms")
-    server = answer.servers[index]
+    server = studied_servers.servers[index]
     ax.set_title(f"Load of {label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 

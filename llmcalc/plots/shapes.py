@@ -127,11 +127,13 @@ def aspect(
             distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
                 ::-1
             ]  # one name a place
-            chosen = [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+            labelled_points = (
+                [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+            )
             place_names(
                 ax_of_panel,
-                [(point.x, point.y) for point in chosen],
-                [point.name for point in chosen],
+                [(point.x, point.y) for point in labelled_points],
+                [point.name for point in labelled_points],
                 [(point.x, point.y) for point in points],
                 (*PLACES, *RINGS) if labels else PLACES,
                 DOT**0.5 / 2,
@@ -174,14 +176,14 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         x_value = float(q.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
         if value and x_value:
             points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
-    for mixture, colour, kind in (
+    for mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[mixture]
         x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=kind)
+            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=density)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
     else:
@@ -200,7 +202,7 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
 
 def _year_as_number(release_date: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
-    date_parts = [int(number) for number in release_date.split("-") if number]
+    date_parts = [int(date_part) for date_part in release_date.split("-") if date_part]
     if not date_parts:
         return 0.0
     month = date_parts[1] if len(date_parts) > 1 else 7

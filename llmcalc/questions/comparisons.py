@@ -59,9 +59,9 @@ def ask_compare(
         raise InputError("--users: is of the time of a token; expected --hardware too")
     load = None if hardware is None else Load(hardware.title, users or 1)
     models = []
-    for preset, count in compared_models:
+    for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model = quantities(preset.model, tokens, kv_dtype, count)
+            model = quantities(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
@@ -81,8 +81,8 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     if preset.model.kind == "encoder":
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
-    run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
-    return run if run.resident_bytes <= hardware.capacity_bytes else None
+    timed = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
+    return timed if timed.resident_bytes <= hardware.capacity_bytes else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ShapeQuestion:
         literature: bool = False,
         flat: bool = False,
     ) -> ReportedAnswer:
-        """Finds shapes of the budget's cost with the ratios of a model.
+        """Finds shapes that cost as much as the budget, with the proportions of a model.
 
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.

@@ -95,26 +95,33 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     batch = options.global_batch or _usual_batch(question.settings.seq, devices)
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
-    steps = -(-options.tokens // step_tokens)
+    step_count = -(-options.tokens // step_tokens)
     if options.step is not None:
-        step = Amount.exactly(parse_duration("--step", options.step))
-        cost = Cost(step.times(steps), devices, power, price)
+        step_seconds = Amount.exactly(parse_duration("--step", options.step))
+        cost = Cost(step_seconds.times(step_count), devices, power, price)
         return RunCost(
-            cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed_options)
+            cost,
+            options.tokens,
+            None,
+            step_count,
+            step_seconds,
+            step_tokens,
+            measured=True,
+            assumed=tuple(assumed_options),
         )
     layout_plan = _plan_by_time(question, options, batch)
     fastest_layout = layout_plan.plan.feasible[0]
     seconds = layout_plan.range(fastest_layout)
     assert seconds is not None
     assert layout_plan.times is not None
-    step = seconds.amount
-    cost = Cost(step.times(steps), devices, power, price)
+    step_seconds = seconds.amount
+    cost = Cost(step_seconds.times(step_count), devices, power, price)
     return RunCost(
         cost,
         options.tokens,
         None,
-        steps,
-        step,
+        step_count,
+        step_seconds,
         step_tokens,
         range=seconds,
         stack_title=layout_plan.times.stack.title,
@@ -124,7 +131,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Returns the question with training of the usual sequence length if none is given, and a note that says so."""
+    """Adds the usual sequence length of training to a question without one, and returns a note that says so."""
     settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -135,7 +142,7 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Returns the sequences per step of a usual batch: about 4M tokens, divided equally over the replicas."""
+    """Returns the number of sequences in a usual training batch: about 4M tokens, divided equally over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices
@@ -155,7 +162,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         layout,
         batch,
         1,
-        by="time",
+        order_name="time",
         nearest="never",
         time_settings=lambda record: time_settings(question, record, time_options),
     )
@@ -167,7 +174,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
     return layout_plan
 
 
-def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
+def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
     for name in declared(type(options)):
         if name not in names and getattr(options, name) is not None:
@@ -187,8 +194,8 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
     assert options.requests is not None
     assert question.hardware is not None
     layout, settings = question.layout, question.settings
-    _refuse_others(settings, ("phase", "quantize", "kv_dtype"))
-    _refuse_others(layout, ("devices", "tp", "pp", "dp", "ep"))
+    _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
+    _refuse_training_options(layout, ("devices", "tp", "pp", "dp", "ep"))
     if settings.phase != "inference":
         raise InputError(f"--phase {settings.phase}: --requests are served; expected --tokens, or no --phase")
     study = serve_study(

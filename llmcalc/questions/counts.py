@@ -59,13 +59,13 @@ class ParamsQuestion:
         from ..costs.params import params
         from ..reports.params import Params
 
-        share = (
+        rank_share = (
             None
             if self.rank is None
             else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
         )
-        count = params(preset.model if share is None else share.model, self.include)
-        return Params.of_result(count, preset=preset, share=share, draft=_draft_of_target(preset, self.draft))
+        count = params(preset.model if rank_share is None else rank_share.model, self.include)
+        return Params.of_result(count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft))
 
 
 def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
@@ -87,7 +87,7 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
 
 
 def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a number of images without their size, and for images beside a rank of a layout."""
+    """Raises `InputError` for a number of images without their size, and for images with one rank of a layout."""
     inputs.check()
     if inputs.is_given and rank is not None and rank.has_options:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
@@ -102,7 +102,7 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 def params_of_file(
     target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts the parameters in a checkpoint's header, or with `measure` the parameters of a class of transformers.
+    """Counts parameters in a checkpoint's header or, with `measure`, of a model class of the library transformers.
 
     changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
@@ -211,29 +211,29 @@ class FlopsQuestion:
         from ..costs.flops import flops
         from ..reports.flops import Flops
 
-        run = self._run_config(preset, self.attn_implementation, self.recompute)
+        run_config = self._run_config(preset, self.attn_implementation, self.recompute)
         inputs = _encoded_inputs(preset, self.inputs, self.batch)
         if inputs is not None:
-            grown = "context" if run.phase == "decode" else "seq"
-            run = run.with_workload(**{grown: getattr(run.workload, grown) + inputs.added_tokens})
-        share = (
+            grown = "context" if run_config.phase == "decode" else "seq"
+            run_config = run_config.with_workload(**{grown: getattr(run_config.workload, grown) + inputs.added_tokens})
+        rank_share = (
             None
             if self.rank is None
-            else self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
+            else self.rank.share(preset.model, lambda model: flops(model, run_config, self.include).total, "computes")
         )
-        if share is None:
-            count = flops(preset.model, run, self.include, inputs)
+        if rank_share is None:
+            count = flops(preset.model, run_config, self.include, inputs)
         else:
-            count = flops(share.model, share.run_config(run), self.include)
+            count = flops(rank_share.model, rank_share.run_config(run_config), self.include)
         if self.measured is not None and self.measured.is_given:
             pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
-        workload = run.workload
+        workload = run_config.workload
         draft = _draft_of_target(
-            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run
+            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
-            return Flops.of_result(count, preset=preset, share=share, draft=draft)
+            return Flops.of_result(count, preset=preset, share=rank_share, draft=draft)
         from ..studies.rules import conventions
 
         return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)), draft=draft)
@@ -275,11 +275,13 @@ class CacheQuestion:
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
-        share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
-        size = cache(preset.model if share is None else share.model)
+        rank_share = (
+            None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
+        )
+        size = cache(preset.model if rank_share is None else rank_share.model)
         sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
         return Cache.of_result(
-            size, preset=preset, share=share, draft=_draft_of_target(preset, self.draft, **sequences)
+            size, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft, **sequences)
         )
 
 
@@ -348,7 +350,7 @@ class ExplainQuestion:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. records: whether tables have raw values instead of texts."""
+        """Explains the formulas of a model. records: whether table cells are raw values instead of formatted text."""
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -364,7 +366,7 @@ class ExplainQuestion:
         if quantity == "time":
             return self._time_answer(preset, seq)
         setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
-        share = (
+        rank_share = (
             None
             if self.rank is None
             else self.rank.share(spec, lambda model: params(model, self.include).total, "holds")
@@ -375,8 +377,12 @@ class ExplainQuestion:
             training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
             explanation = explain_activations(spec, self.node, setting, training, self.include)
         else:
-            explanation = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
-        built_report = report(preset, explanation, self.latex, records=records, bibtex=self.bibtex, share=share)
+            explanation = explain(
+                spec if rank_share is None else rank_share.model, self.node, quantity, setting, self.include
+            )
+        built_report = report(
+            preset, explanation, self.latex, records=records, bibtex=self.bibtex, rank_share=rank_share
+        )
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

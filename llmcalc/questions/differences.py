@@ -84,7 +84,7 @@ def changes_to_compare(
 
 
 def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
-    """Computes the differences of every pair.
+    """Computes the differences between the two models of every pair.
 
     seq: tokens per sequence; default the shorter context length of a pair.
     """
@@ -101,13 +101,13 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns why a file is no model's config, neither now nor at a commit; empty if it may be one."""
+    """Returns the reason why a file is no model's config, neither now nor at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read_version in (_text_now, partial(text_at, ref)):
+    for read_version in (_current_text, partial(text_at, ref)):
         try:
             text = read_version(path)
         except NotAModelText as error:
@@ -124,7 +124,7 @@ def _reason_to_skip(path: Path, ref: str) -> str:
     return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{ref}:{path}: ") if reasons else ""
 
 
-def _text_now(path: Path) -> str | None:
+def _current_text(path: Path) -> str | None:
     """Returns the text of a file; None if it does not exist. Raises `NotAModelText` if it is too large or not text."""
     try:
         return read_text(path) if path.exists() else None

@@ -21,7 +21,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 def option_time(
     preset: Preset, record: Engine, version: EngineVersion, option: EngineOption, users: int
 ) -> TimedRun | None:
-    """Returns the timed decoding of one token of all users, whose requests have the longest length.
+    """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
 
     None for a layout that does not hold the users, and where no stack times what the engine does: layers on the host,
     drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.

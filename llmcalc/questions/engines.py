@@ -47,7 +47,7 @@ class EngineQuestion:
 
     @contextmanager
     def place_in_errors(self) -> Iterator[None]:
-        """Returns a context in which an error names the launch file and the server's line in it."""
+        """Returns a context manager in which errors name the launch file and the server's line in the file."""
         try:
             yield
         except InputError as error:
@@ -153,21 +153,25 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the memory terms of engines on an accelerator. `.ok` says whether all of them start."""
+    """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import memory_report
 
-    uses = list(question.uses())
-    result = uses[0].memory if len(uses) == 1 else [use.memory for use in uses]
-    return ReportedAnswer(result, lambda: memory_report(uses), all(use.memory.starts for use in uses))
+    engine_uses = list(question.uses())
+    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
+    return ReportedAnswer(
+        result, lambda: memory_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
+    )
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the KV cache that engines allocate. `.ok` says whether all of them start."""
+    """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    uses = list(question.uses(with_changes=False))
-    result = uses[0].memory if len(uses) == 1 else [use.memory for use in uses]
-    return ReportedAnswer(result, lambda: cache_report(uses), all(use.memory.starts for use in uses))
+    engine_uses = list(question.uses(with_changes=False))
+    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
+    return ReportedAnswer(
+        result, lambda: cache_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
+    )
 
 
 def ask_engine_fit(
@@ -220,7 +224,7 @@ def ask_engine_fit(
             for_users(change, user_count)
             for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
         ]
-        use = EngineUse(
+        engine_use = EngineUse(
             question.preset,
             record,
             version,
@@ -231,7 +235,7 @@ def ask_engine_fit(
             launch=question.launch,
         )
     else:
-        use = EngineUse(
+        engine_use = EngineUse(
             question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch
         )
     if receipt is not None:
@@ -241,24 +245,24 @@ def ask_engine_fit(
 
     def report() -> Report:
         token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
-        return fit_report(use, options, token_times, user_count, is_named)
+        return fit_report(engine_use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Returns the option with the notes of the receipt, which the answer prints."""
+    """Returns the layout option with notes about the measured log, which the answer prints."""
     memory = option.memory
     return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def for_users(change: Change, users: int) -> Change:
-    """Returns the change of flags; its engine counts as started only if the cache holds the users."""
+    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the length that a launch file sets, so that the length of the users' requests replaces it."""
+    """Removes the context length that a launch file sets, so that the length of the users' requests replaces it."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -267,7 +271,10 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
 def _flags_for_users(
     record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
 ) -> dict[str, Any]:
-    """Returns a server's flags for `users` sequences of `seq` tokens. Raises `InputError` for a second length."""
+    """Returns an engine's flags for `users` sequences of `seq` tokens.
+
+    Raises `InputError` if a flag also sets a length.
+    """
     if record.serving is not None:
         serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
         return serving_flags
@@ -279,7 +286,7 @@ def _flags_for_users(
 
 
 def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
-    """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
+    """Returns the named accelerator. Raises `InputError` if the engine does not run on it."""
     if not record.runs_on(hardware):
         vendors = " or ".join(record.vendors)
         raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")

@@ -39,7 +39,10 @@ def is_stale(preset: Preset, today: date) -> bool:
 
 @frozen(repr=False)
 class Listing(ReportedAnswer):
-    """An answer that lists presets or accelerators. in_full: whether each has its own table with all fields."""
+    """An answer that lists presets or accelerators.
+
+    in_full: whether each entry is printed as a table of all its fields.
+    """
 
     in_full: bool = False
 
@@ -56,7 +59,9 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
         selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted_presets])
     )
     selected_presets = [
-        (preset, count) for preset, count in counted_presets if selection.takes(preset.model, count.total)
+        (preset, parameter_count)
+        for preset, parameter_count in counted_presets
+        if selection.takes(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")

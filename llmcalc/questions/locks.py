@@ -36,7 +36,7 @@ def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> Rep
     from ..reports.lock import report
     from ..studies.lock import locked_model
 
-    entries = []
+    lock_entries = []
     for target in targets:
         if target.partition("?")[0] == STDIN:
             raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
@@ -44,8 +44,8 @@ def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> Rep
             raise InputError(f"TARGET: {target} is given more than once; expected it once")
         preset = read_model(target)
         with name_in_errors(preset):
-            entries.append(locked_model(preset))
-    return ReportedAnswer(tuple(entries), lambda: report(entries))
+            lock_entries.append(locked_model(preset))
+    return ReportedAnswer(tuple(lock_entries), lambda: report(lock_entries))
 
 
 def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
@@ -59,11 +59,11 @@ def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedA
     from ..studies.lock import changes_of
 
     lock_file = read_lock_file(file)
-    entries = ask_lock(list(lock_file.models), read_model).result
+    lock_entries = ask_lock(list(lock_file.models), read_model).result
     changes = tuple(
         change
-        for entry, locked_entry in zip(entries, lock_file.models.values(), strict=True)
-        for change in changes_of(locked_entry, entry.data)
+        for lock_entry, locked_entry in zip(lock_entries, lock_file.models.values(), strict=True)
+        for change in changes_of(locked_entry, lock_entry.data)
     )
     return ReportedAnswer(
         changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes
@@ -74,18 +74,18 @@ def read_lock_file(file: Path) -> LockFile:
     """Reads a lock file. Raises `InputError`, which names the field, for a file that `lock` did not write."""
     from ..sources.files import LARGEST_CONFIG, parse_json, read_text
 
-    data = parse_json(read_text(file, LARGEST_CONFIG), str(file))
-    if not isinstance(data, dict) or data.get("lock") != 1:
+    document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    if not isinstance(document, dict) or document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
-    models, version = data.get("models"), data.get("llmcalc")
+    models, version = document.get("models"), document.get("llmcalc")
     if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
         raise InputError(f"{file}: models: {shown(models)}; expected a list of 1 to {MOST_MODELS:,} models")
     if not isinstance(version, str):
         raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
-    entries: dict[str, dict[str, Any]] = {}
-    for index, entry in enumerate(models):
-        target = entry.get("target") if isinstance(entry, dict) else None
-        if not isinstance(target, str) or target in entries:
+    lock_entries: dict[str, dict[str, Any]] = {}
+    for index, lock_entry in enumerate(models):
+        target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
+        if not isinstance(target, str) or target in lock_entries:
             raise InputError(f"{file}: models[{index}].target: {shown(target)}; expected a name or path, each once")
-        entries[target] = entry
-    return LockFile(version, entries)
+        lock_entries[target] = lock_entry
+    return LockFile(version, lock_entries)

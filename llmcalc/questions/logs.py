@@ -53,7 +53,7 @@ class LogQuestion:
 
 @dataclass
 class _Run:
-    """What is known of the run that a log describes. missing, notes: filled while the log is read."""
+    """The run that a log describes: its model, accelerator and flags. missing, notes: filled while the log is read."""
 
     reading: LogReading
     question: LogQuestion
@@ -90,7 +90,7 @@ class _Run:
 
 
 def read_flags(log_reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the flags of a log that the engine's record knows, and a note for each refused flag."""
+    """Returns the logged flags that llmcalc models for the engine, and a note for each refused flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
@@ -128,31 +128,31 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 def explained_log(question: LogQuestion) -> ExplainedLog:
     """Returns the bytes that a log states, beside the bytes that llmcalc computes for the same run."""
     log_reading = read_log(question.file, read_log_text(question.file))
-    run = _Run(log_reading, question)
-    preset = run.preset()
+    logged_run = _Run(log_reading, question)
+    preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
     flag = ""
     if log_reading.program in FOLDERS:
-        hardware = run.hardware()
+        hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
-            version, memory, flag = _engine_run(run, preset, hardware)
+            version, memory, flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
             _, memory, _ = _engine_run(_Run(log_reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
     if memory is not None:
         computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
     is_placed = memory is not None and memory.layout is None and "n_gpu_layers" in log_reading.flags
-    if is_placed and NO_MEMORY in run.missing:  # layers lie where the log says, whatever memory the devices have
-        run.missing.remove(NO_MEMORY)
+    if is_placed and NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
+        logged_run.missing.remove(NO_MEMORY)
     if memory is not None and hardware is None and not is_placed:
         known = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
-        computed_bytes = {key: size for key, size in computed_bytes.items() if key in known}
-    terms = tuple(_compared_term(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
+        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known}
+    terms = tuple(_term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
     if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
-        run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
+        logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
     wrong_term, flag = _wrong_term_and_flag(log_reading, terms, flag)
     return ExplainedLog(
         log_reading,
@@ -162,8 +162,8 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         version,
         wrong_term,
         flag,
-        tuple(run.missing),
-        tuple(dict.fromkeys(run.notes)),
+        tuple(logged_run.missing),
+        tuple(dict.fromkeys(logged_run.notes)),
     )
 
 
@@ -172,55 +172,57 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 
 
 def _engine_run(
-    run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
+    logged_run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version, its memory, and if it did not start the first change with which it starts.
+    """Returns the engine's version, its memory and, if it does not start, the first flag change with which it starts.
 
     with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
-    log_reading = run.reading
-    name = run.question.engine or log_reading.program + (f"=={log_reading.version}" if log_reading.version else "")
+    log_reading = logged_run.reading
+    name = logged_run.question.engine or log_reading.program + (
+        f"=={log_reading.version}" if log_reading.version else ""
+    )
     record, version = engine_and_version(name)
     if record.name != log_reading.program:
         raise InputError(
-            f"--engine {run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
+            f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
         )
     flags, notes = read_flags(log_reading, record)
-    run.notes.extend(notes)
+    logged_run.notes.extend(notes)
     cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
     if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
         flags[CACHE_SIZE] = cache
-    scheme = run.question.quantize or log_reading.scheme
+    scheme = logged_run.question.quantize or log_reading.scheme
     if scheme:
         flags["quantize"] = scheme
     try:
         memory = record.memory_on(preset, hardware, version, flags)
     except InputError as error:
         flags.pop("quantization", None)
-        if run.question.quantize is None:
+        if logged_run.question.quantize is None:
             flags.pop("quantize", None)
-        run.notes.append(f"computed without {error}")
+        logged_run.notes.append(f"computed without {error}")
         try:
             memory = record.memory_on(preset, hardware, version, flags)
         except InputError as second:
-            run.missing.append(str(second))
+            logged_run.missing.append(str(second))
             return version, None, ""
     if record.budgets_free_memory and log_reading.free is not None:
-        flags[FIELD] = Receipt(run.question.file, in_use_before(log_reading, hardware), memory.settings)
+        flags[FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(log_reading, memory):
         flags["kv_cache_dtype"] = word
         memory = record.memory_on(preset, hardware, version, flags)
-        run.notes.append(
+        logged_run.notes.append(
             f"the cache has half the bytes per token: computed with {record.typed('kv_cache_dtype')} {word}, which the "
             "log does not show; the checkpoint may say so"
         )
-    run.notes.extend(memory.notes)
+    logged_run.notes.extend(memory.notes)
     if not log_reading.refused:
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
-    receipt = Receipt(run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
+    receipt = Receipt(logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
     changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
@@ -231,7 +233,7 @@ def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """Returns the flag's value for a cache in fp8; empty if the format is set already or there is no such flag."""
+    """Returns the engine's cache-format flag value for fp8; empty if the format is set or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
@@ -239,9 +241,9 @@ def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
 
 
 def _halves_the_cache(log_reading: LogReading, memory: EngineMemory) -> bool:
-    """Whether the log states half the computed bytes per token of cache, as a cache in fp8 has."""
-    sizes = {term.name: term.value for term in log_reading.terms}
-    cache, tokens = sizes.get("kv_cache", 0), sizes.get("kv_tokens", 0)
+    """Whether the logged cache bytes per token are half of the computed ones, as for a cache in fp8."""
+    logged_bytes = {term.name: term.value for term in log_reading.terms}
+    cache, tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
     computed_bytes = memory.bytes_of("kv_cache")
     if not (cache and tokens and computed_bytes and memory.kv_tokens):
         return False
@@ -252,10 +254,10 @@ FP8_TOLERANCE = 0.08
 """How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
-def _compared_term(
+def _term_beside_logged_value(
     term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Returns a log's term with the computed term of the same device. The host's buffers are computed together."""
+    """Pairs a logged memory term with the computed term of the same device. Host buffers are computed together."""
     key = term.name, _device_name(term, computed_bytes)
     if key in computed_bytes:
         is_alone = (
@@ -278,14 +280,16 @@ def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -
     """
     if "CPU" in term.device or "Host" in term.device:
         return "CPU"
-    number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
-    if number is None:
+    device_number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
+    if device_number is None:
         return term.device
-    return next((device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
+    return next(
+        (device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device)), term.device
+    )
 
 
 def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
-    """Returns the cache's bytes at a log's length and number format, if all layers cache every token; else None."""
+    """Returns the cache bytes at the logged length and number format, if all layers cache every token; else None."""
     if preset is None or not (log_reading.cache_tokens and log_reading.cache_dtype):
         return None
     try:
@@ -297,14 +301,16 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that differs most or prevents the start, and the flag that changes this term.
+    """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
 
     change: the change with which the engine starts, where it refused to.
     """
     if log_reading.off:
         return log_reading.off, log_reading.flag
-    wrong_term = next(_by_size([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), "")
-    wrong_term = wrong_term or next(_by_size([term for term in terms if term.is_off]), "")
+    wrong_term = next(
+        _terms_by_difference([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), ""
+    )
+    wrong_term = wrong_term or next(_terms_by_difference([term for term in terms if term.is_off]), "")
     if log_reading.refused and not wrong_term:
         wrong_term = "kv_cache"
     if not wrong_term:
@@ -313,7 +319,7 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     return wrong_term, change or flags.get(wrong_term, "")
 
 
-def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
-    """Yields the names of terms, by falling difference from the computed bytes."""
+def _terms_by_difference(terms: list[ComparedTerm]) -> Iterator[str]:
+    """Yields the names of memory terms, the largest difference from the computed bytes first."""
     for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
         yield term.term.name

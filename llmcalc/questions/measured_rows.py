@@ -60,17 +60,17 @@ def calibration_of(
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     runs = [
-        _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
-        for number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
+        _measured_run(f"{path}:{line_number}", row, question, options, read_model, timer)
+        for line_number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(runs)
 
 
 def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
-    data = read_bytes(path, MOST_BYTES, "a .csv file")
+    file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
+        reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
         columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
         for name in reader.fieldnames:
@@ -80,8 +80,8 @@ def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), columns)}")
         if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
-        for count, row in enumerate(reader):
-            if count >= MOST_ROWS:
+        for row_number, row in enumerate(reader):
+            if row_number >= MOST_ROWS:
                 raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
             if None in row or None in row.values():
                 raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
@@ -104,22 +104,31 @@ def _measured_run(
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
     try:
-        run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
+        estimated_run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    pricer = run.pricer
+    pricer = estimated_run.pricer
     assert pricer is not None
-    device, stack = run.device, run.stack
+    device, stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
         return pricer(factors.device(device), factors.stack(stack))
 
-    group = (run.phase, id(run.spec), run.hardware.name, run.stack.name, run.devices, run.tokens, run.seq, run.context)
+    group = (
+        estimated_run.phase,
+        id(estimated_run.spec),
+        estimated_run.hardware.name,
+        estimated_run.stack.name,
+        estimated_run.devices,
+        estimated_run.tokens,
+        estimated_run.seq,
+        estimated_run.context,
+    )
     return MeasuredRun(row_name, seconds, seconds_with, group)
 
 
 def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """Returns the question of the command line with its values replaced by a row's cells."""
+    """Returns the question of the command line with values replaced by the cells of a measured row."""
     settings, layout = _checked_settings(Settings, row), _checked_settings(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))
@@ -134,7 +143,7 @@ def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: 
 
 
 def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the settings that a row states, validated as command-line options are."""
+    """Returns the settings that a measured row states, validated like command-line options."""
     values: dict[str, Any] = {}
     for name, setting in declared(kind).items():
         if name in row:

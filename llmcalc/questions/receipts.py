@@ -30,7 +30,7 @@ OF_ANY_VERSION = ("weights",)
 
 @dataclass(frozen=True)
 class ReceiptFile:
-    """A log used as a receipt, with the terms that apply to a model on a version of an engine. file: the log's path."""
+    """An engine's log whose measured memory terms replace estimates for a model. file: the log's path."""
 
     file: str
     preset: Preset
@@ -38,8 +38,8 @@ class ReceiptFile:
     version: EngineVersion
 
     @cached_property
-    def reading(self) -> LogReading:
-        """The reading of the log. Raises `InputError` for a log of another engine or without measured terms."""
+    def parsed_log(self) -> LogReading:
+        """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
         reading = read_log(self.file, read_log_text(self.file))
         if reading.program != self.engine.name:
             raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
@@ -47,25 +47,28 @@ class ReceiptFile:
 
     @cached_property
     def other_model(self) -> str:
-        """The model that the log names if it is another model; otherwise empty."""
-        known_name = known_model(self.reading.model)
+        """The model that the log names, if it differs from the question's model; otherwise empty."""
+        known_name = known_model(self.parsed_log.model)
         return "" if known_name is None or known_name.model == self.preset.model else known_name.name
 
     @cached_property
     def other_version(self) -> str:
-        """The engine version of the log if the engine's rules differ in it; otherwise empty."""
-        version = self.reading.version
+        """The log's engine version if llmcalc has other rules for it than for the question's version; else empty."""
+        version = self.parsed_log.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """The terms that apply, with their bytes. Raises `InputError` if none applies."""
+        """The measured memory terms that apply to the question, with their bytes.
+
+        Raises `InputError` if none applies.
+        """
         names = [
             name
             for name in MEASURED
             if (not self.other_model or name in OF_ANY_MODEL) and (not self.other_version or name in OF_ANY_VERSION)
         ]
-        terms = {term.name: term.value for term in self.reading.terms if term.name in names and term.value >= 0}
+        terms = {term.name: term.value for term in self.parsed_log.terms if term.name in names and term.value >= 0}
         if not terms:
             other_parts = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
@@ -79,9 +82,9 @@ class ReceiptFile:
 
         What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
         """
-        logged_flags, _ = read_flags(self.reading, self.engine)
+        logged_flags, _ = read_flags(self.parsed_log, self.engine)
         typed_flags = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
-        run = {**(typed_flags if self.reading.has_arguments else flags), **logged_flags}
+        run = {**(typed_flags if self.parsed_log.has_arguments else flags), **logged_flags}
         try:
             memory = self.engine.memory_on(self.preset, hardware, self.version, run)
         except InputError:  # flags of the log that do not hold for this model
@@ -89,11 +92,11 @@ class ReceiptFile:
         return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
 
     def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
-        """Returns the memory in use before loading, for an engine whose budget is a share of the free memory."""
-        return in_use_before(self.reading, hardware) if self.engine.budgets_free_memory else {}
+        """Returns the memory in use before loading, for an engine whose budget is a fraction of the free memory."""
+        return in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
-        """Yields notes: terms of the log that are not used, with the reason, and terms that the log does not state."""
+        """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""
         measured_terms = {term.name for term in memory.terms if term.status == "measured"}
         dropped_terms = [name for name in self.terms if name not in measured_terms]
         if self.other_model:
@@ -102,6 +105,6 @@ class ReceiptFile:
             yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
         if dropped_terms:
             yield f"{self.file}: {', '.join(dropped_terms)} was measured with other flags, and is not used"
-        if known_model(self.reading.model) is None:
-            name = one_line(self.reading.model) or "no model"
+        if known_model(self.parsed_log.model) is None:
+            name = one_line(self.parsed_log.model) or "no model"
             yield f"{self.file} names {name}; it is taken to be {self.preset.display}"

@@ -65,7 +65,7 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by the modules that a framework means by it."""
+        """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
@@ -86,7 +86,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence, for the search of the nearest possible layouts."""
+        """Tokens per sequence; the search for possible layouts near the requested one needs them."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -107,7 +107,7 @@ class RunQuestion(RunOptions):
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
 ) -> Settings:
-    """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it; and
+    """Returns the settings with their phase: the typed one, else training if an option only applies to training; and
     with the recomputation that its tool has by default.
 
     An option of the settings has been heard already (`settings_with_shorthands`).
@@ -125,7 +125,7 @@ def with_implied_phase(
 
 
 def _framework_of_training(layout: LayoutRequest) -> str:
-    """Returns the option that names a framework which only trains; empty without such an option."""
+    """Returns the option that names a training-only framework; empty without such an option."""
     if layout.framework is None:
         return ""
     from ..frameworks.registry import framework
@@ -134,7 +134,10 @@ def _framework_of_training(layout: LayoutRequest) -> str:
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless a phase is set. Raises `InputError` if `users` is set."""
+    """Returns the settings of `plan`: training, unless a phase is set.
+
+    Raises `InputError` if `users` is set in them.
+    """
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")
@@ -143,7 +146,7 @@ def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settin
 def memory_question(
     target: Any,
     read_model: Callable[[Any], Preset],
-    run: RunOptions,
+    run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
     is_given: Callable[[str], bool] = lambda name: False,
@@ -155,7 +158,7 @@ def memory_question(
 
     target: the TARGET; None if none was given.
     read_model: function that reads it.
-    run: the other options.
+    run_options: the other options.
     launch_file: the file that starts the run; default None.
     is_given: parameter → whether the user gave it.
     allow_unknown: whether unknown arguments of the file are ignored.
@@ -164,16 +167,18 @@ def memory_question(
     Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
-        run = replace(run, settings=with_implied_phase(run.settings, run.layout, is_given))
-        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run))
+        run_options = replace(
+            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_given)
+        )
+        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import with_known_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
-    date = version_date(run.layout.framework_version or "")
-    options = _options_beside_a_file(run.settings, run.layout)
-    launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
-    if is_given("phase") and run.settings.phase != "training":
+    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    date = version_date(run_options.layout.framework_version or "")
+    options = _options_beside_a_file(run_options.settings, run_options.layout)
+    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
+    if is_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for name, value in model_options.items() if launch.spec is not None else ():
         if value:
@@ -185,8 +190,8 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     launch = with_known_targets(with_published_weights(launch, preset), preset.model)
-    run = replace(run, settings=Settings(**{"phase": "training", **launch.settings}))
-    return RunQuestion(preset=preset, **vars(run), launch=launch)
+    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
+    return RunQuestion(preset=preset, **vars(run_options), launch=launch)
 
 
 def _require_target(target: Any, command: str) -> Any:
@@ -293,15 +298,15 @@ def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
     return replace(question, draft=draft)
 
 
-def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
+def _draft_of(question: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
     if question.draft is None:
         return None
     from ..studies.draft import draft_of
 
-    workload = answer.states.workload
-    seq = workload.seq + (answer.states.phase == "decode")
-    return draft_of(question.preset, question.draft, workload.batch, seq, answer.states.kv_dtype or "bfloat16")
+    workload = target_memory.states.workload
+    seq = workload.seq + (target_memory.states.phase == "decode")
+    return draft_of(question.preset, question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
 
 
 def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
@@ -313,7 +318,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     """
     question = question if draft is None else _with_draft(question, draft)
     layout, launch = question.layout, question.launch
-    context: dict[str, Any] = {
+    answer_fields: dict[str, Any] = {
         "preset": question.preset,
         "accelerators": question.accelerators,
         "workspace": question.workspace,
@@ -326,7 +331,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
 
             check_precision(question.settings, framework_of(layout))
         on_one_device = question.on_one_device()
-        return DeviceUse.of_result(on_one_device, **context, draft=_draft_of(question, on_one_device))
+        return DeviceUse.of_result(on_one_device, **answer_fields, draft=_draft_of(question, on_one_device))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -347,10 +352,10 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica = serving_replicas(memory_on_one, hardware, layout)
             ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
-            context["chosen_for"] = hardware
+            answer_fields["chosen_for"] = hardware
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
-        answer = RanksUse.of_result(ranks, **context, launch=launch)
+        answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer
 
@@ -430,7 +435,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns a plan's run on one device, and its layout options with the framework that trains the model.
+    """Returns the one-device run of a plan's question, and its layout options with the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model.
     Raises `InputError` for a model that none of them has.
@@ -454,7 +459,7 @@ def ask_plan(
     question: RunQuestion,
     global_batch: int | None = None,
     rows: int = 10,
-    by: Order | None = None,
+    order_name: Order | None = None,
     where: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> ReportedAnswer:
@@ -462,7 +467,7 @@ def ask_plan(
 
     global_batch: see `ask_fit`.
     rows: number of layouts that are replayed and shown.
-    by: order of the layouts, time or memory; None (default) for time where it can be estimated.
+    order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
     where: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
@@ -472,7 +477,7 @@ def ask_plan(
     from ..reports.plan import report
     from ..studies.plan import parse_sizes, plan_of
 
-    sizes = None if where is None else parse_sizes(where)
+    requested_sizes = None if where is None else parse_sizes(where)
     layout, preset = question.layout, question.preset
     assert question.hardware is not None
     if layout.devices is None:
@@ -490,12 +495,12 @@ def ask_plan(
         layout,
         global_batch,
         rows,
-        by=by,
+        order_name=order_name,
         nearest="if none fits",
         time_settings=time_settings,
     )
     none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
     return ReportedAnswer(
-        layout_plan, lambda: report(preset, layout_plan, suggestions, sizes), bool(layout_plan.plan.feasible)
+        layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -82,14 +82,14 @@ class ServeOptions:
 def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
-    number = math.nan if match is None or isinstance(value, bool) else float(match[0])
-    if not 0 < number <= maximum:
+    parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
+    if not 0 < parsed_number <= maximum:
         raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
-    return number
+    return parsed_number
 
 
 def share_of(option_name: str, value: Any) -> float:
-    """Parses a share of at least 0 and less than 1. Raises `InputError` for other values."""
+    """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
     match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
     if match is None or isinstance(value, bool):
         raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
@@ -120,7 +120,7 @@ def ask_serve(
 def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration:
-    """Returns the calibration on measured runs of prompts and tokens; None without a file of runs."""
+    """Returns the calibration on measured prompt and decoding times; None without a file of measured runs."""
     from .measured_rows import calibration_of
 
     question = RunQuestion(
@@ -136,7 +136,7 @@ def _calibration_of_options(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Returns the study of servers. Raises `InputError` for the same reasons as `ask_serve`."""
+    """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
     from ..timing.batching import Requests

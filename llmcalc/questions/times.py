@@ -33,8 +33,8 @@ MAX_NIC = 10**6
 
 def parse_nic(option_name: str, gigabytes: Any) -> float:
     """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
-    number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
+    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
+    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
     if not 0 < value <= MAX_NIC:
         raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
     return value * 1e9
@@ -70,7 +70,7 @@ class TimeOptions:
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase that is timed.
+    """Returns the settings with the phase to time filled in.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -114,17 +114,20 @@ def ask_time(
         raise InputError("--hardware: the time is of one accelerator; expected it once")
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
-    run = timed_run(question, options)
-    explanation = None if measured_seconds is None else (measured_seconds, explain_measured(run, measured_seconds))
+    estimated_run = timed_run(question, options)
+    explanation = (
+        None if measured_seconds is None else (measured_seconds, explain_measured(estimated_run, measured_seconds))
+    )
     return ReportedAnswer(
-        run, lambda: with_calibration(report(question.preset, run, options.by_node, explanation), calibration)
+        estimated_run,
+        lambda: with_calibration(report(question.preset, estimated_run, options.by_node, explanation), calibration),
     )
 
 
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the fitted time stack of `--calibrate`, and the calibration; None without the option."""
+    """Returns the options with the software stack fitted by `--calibrate`, and the calibration; None without it."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -158,7 +161,7 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
-    """Returns the run on one device, its framework and its layout.
+    """Returns a training run on one device, its framework and its layout.
 
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
@@ -181,10 +184,10 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
-    number = memory.settings.num_microbatches
+    micro_batches = memory.settings.num_microbatches
     if global_batch is None:
-        return number or 1
-    if number is not None:
+        return micro_batches or 1
+    if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
     per_pass = layout.dp * int(memory.states.workload.batch)
     if global_batch % per_pass:
@@ -196,7 +199,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
-    """Returns the settings of time for training with a framework."""
+    """Returns the settings of a training time estimate with a framework."""
     from ..studies.run_time import TimeSettings
 
     launch = question.launch
@@ -216,14 +219,14 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 
 
 def layout_time_settings(
-    question: RunQuestion, by: str | None, options: TimeOptions
+    question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of time for a plan, for each framework.
+    """Returns the settings of the time estimates of a plan, for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
     for name in OPTIONS_OF_AN_ORDER:
-        if by == "memory" and getattr(options, name) is not None:
+        if order_name == "memory" and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of the order by time; expected --by time")
     return lambda record: time_settings(question, record, options)
 
@@ -233,22 +236,24 @@ def ask_timed_plan(
     options: TimeOptions,
     global_batch: int | None = None,
     rows: int = 10,
-    by: Order | None = None,
+    order_name: Order | None = None,
     where: str | None = None,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Finds the layouts of `ask_plan` with these options of time, calibrated on measured runs if a file is named.
+    """Finds the layouts of `ask_plan` sorted by estimated time, calibrated on measured runs if a file is named.
 
     Raises `InputError` as that does, and for options of time in a plan by memory.
     """
     from ..reports.calibration import with_calibration
     from .runs import ask_plan
 
-    layout_time_settings(question, by, options)  # refuses options of time in a plan by memory
+    layout_time_settings(question, order_name, options)  # refuses options of time in a plan by memory
     if any(getattr(options, name) is not None for name in OPTIONS_OF_AN_ORDER):
-        by = "time"  # what cannot be timed with them is refused
+        order_name = "time"  # what cannot be timed with them is refused
     options, calibration = calibrated(question, options, read_model)
-    answer = ask_plan(question, global_batch, rows, by, where, layout_time_settings(question, by, options))
+    answer = ask_plan(
+        question, global_batch, rows, order_name, where, layout_time_settings(question, order_name, options)
+    )
     return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))
 
 
@@ -258,7 +263,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
-    phase, context = question.settings.phase, options.context or 0
+    phase, cached_tokens = question.settings.phase, options.context or 0
     for name in ("context", "server"):
         if getattr(options, name) and phase == "decode":
             expected_option = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
@@ -276,11 +281,11 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             None if options.nic is None else parse_nic("--nic", options.nic),
             factors=options.factors,
         )
-        return time_inference(memory, question.hardware, layout, settings, context, options.server)
+        return time_inference(memory, question.hardware, layout, settings, cached_tokens, options.server)
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of a pass: the requested one, or for a number of devices as many replicas as fit."""
+    """Returns the layout of an inference pass: the requested one, or as many replicas as the devices hold."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None

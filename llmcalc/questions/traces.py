@@ -49,9 +49,9 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
 
     Raises `InputError`, which names the file, the line and the column.
     """
-    data = read_bytes(Path(path), MOST_BYTES, EXPECTED)
+    file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED)
     try:
-        text = data.decode("utf-8-sig")
+        text = file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
     rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(path, text)
@@ -86,17 +86,17 @@ def _csv_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, A
 
 
 def _json_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise InputError(f"{path}:{number}: is no JSON object; expected one on each line") from None
+            raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line") from None
         if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: is no JSON object; expected one on each line")
-        _check_columns(f"{path}:{number}", row)
-        yield number, row
+            raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line")
+        _check_columns(f"{path}:{line_number}", row)
+        yield line_number, row
 
 
 def _check_columns(place_in_error: str, names: Any) -> None:
@@ -128,7 +128,7 @@ def _cell_value(value: Any) -> Any:
 
 
 def _arrival_seconds(place_in_error: str, value: Any) -> float:
-    """Returns the seconds of an arrival, from a number or a text with a unit."""
+    """Returns a request's arrival time in seconds, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
     seconds = float(value) if is_number or is_plain else parse_duration(place_in_error, value)

@@ -1,4 +1,4 @@
-"""The questions that check counts: `verify` (against a witness), `check` (against a checkpoint) and `budget`."""
+"""The questions that check counts: `verify` (against a running model), `check` (against a checkpoint) and `budget`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnsw
 
 
 class Verified(NamedTuple):
-    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → the reason for not comparing it."""
+    """The result of `llmcalc verify`. verdicts: one per model. skipped: reasons by model that could not be compared."""
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -66,7 +66,7 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """The question of `llmcalc verify`: compares closed forms with a witness. A field is an option of the command."""
+    """The question of `llmcalc verify`: compares formulas with a running model. A field is an option of the command."""
 
     everything: bool = False
     device: Device = "meta"
@@ -96,7 +96,7 @@ class Verification:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
     def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
-        """Compares the counts of each model with a witness (reference, class or checkpoint). read_model: reads a model.
+        """Compares each model's counts with its PyTorch reference, class or checkpoint. read_model: reads a model.
 
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """
@@ -127,7 +127,7 @@ class Verification:
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
     def _layout_of_processes(self) -> Layout:
-        """Returns the layout for the processes that torchrun has started; for two processes by default."""
+        """Returns the layout over the processes that torchrun has started; over two processes by default."""
         from ..witnesses.distributed.launch import launched
 
         layout = self.layout
@@ -143,7 +143,7 @@ class Verification:
 
 @contextmanager
 def _size_errors_as_input_errors(against: Witness) -> Iterator[None]:
-    """Returns a context that turns a witness's errors about sizes (over 2^63 elements) into `InputError`."""
+    """Returns a context manager that turns torch's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:

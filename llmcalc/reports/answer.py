@@ -63,7 +63,7 @@ class Answer(ABC):
 
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:
-        """Builds the answer from a result. context: the fields of the answer that the result does not have."""
+        """Builds the answer from a result. context: further fields of the answer, such as the report and the model."""
         values: dict[str, Any] = {
             result_field.name: getattr(result, result_field.name)
             for result_field in fields(result)

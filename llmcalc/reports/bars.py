@@ -1,4 +1,4 @@
-"""Text bars in table cells: for a share of a total, and for a value over time."""
+"""Text bars in table cells: for a fraction of a total, and for a value over time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bar(NamedTuple):
 
 
 def share(bar: Bar) -> str:
-    """Returns the bar as text; a share above 0 is drawn as a thin line at least."""
+    """Returns the bar as text; a fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
@@ -39,8 +39,10 @@ def timeline_bar(values: Sequence[int], maximum: int, width: int = WIDTH) -> str
     """
     if not values:
         return ""
-    count = min(width, len(values))
-    value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+    bar_length = min(width, len(values))
+    value_ranges = [
+        values[len(values) * i // bar_length : len(values) * (i + 1) // bar_length] for i in range(bar_length)
+    ]
     return "".join(
         LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, maximum))] for stretch in value_ranges
     )

@@ -74,7 +74,7 @@ def _check_name(check: Check) -> str:
 
 
 def _value_text(check: Check, value: Fraction) -> str:
-    """Writes a checked value; with all digits where rounding would hide a difference from a bound."""
+    """Writes a checked value in short form, or with all digits where rounding would hide a difference from a bound."""
     write = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(
@@ -89,7 +89,7 @@ def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
 
 
 def _limit_text(check: Check, limit: Limit) -> str:
-    """Writes one limit of a check; with all digits if the value has to equal the limit."""
+    """Writes one limit of a check, with all digits if the value has to equal the limit."""
     return f"{_number_or_none(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 

@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
-    """Returns the report with the calibration as data and as notes; unchanged without a calibration."""
+    """Adds a calibration's data and notes to a report; without a calibration the report stays unchanged."""
     if calibration is None or isinstance(report.data, list):
         return report
     first_table, *other_tables = report.tables

@@ -20,10 +20,10 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
     by_part: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        name_pattern = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
+        name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_pattern = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         by_part[name_pattern] = by_part.get(name_pattern, 0) + tensor.elements
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": by_part},
         "checkpoint": {
@@ -31,13 +31,14 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             "bytes": checkpoint.nbytes,
             "tensors": len(checkpoint.tensors),
             "by_dtype": {
-                d: {"tensors": n, "elements": e, "bytes": b} for d, (n, e, b) in checkpoint.by_dtype().items()
+                dtype: {"tensors": tensor_count, "elements": element_count, "bytes": byte_count}
+                for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
             },
         },
         "tree": {
             "name": name,
             "params": checkpoint.elements,
-            "children": [{"name": p, "params": n} for p, n in by_part.items()],
+            "children": [{"name": name_part, "params": tensor_count} for name_part, tensor_count in by_part.items()],
         },
     }
     columns = (
@@ -46,7 +47,9 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total = checkpoint.elements or 1
-    part_rows = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
+    part_rows = [
+        Row([name_pattern, tensor_count, tensor_count / total]) for name_pattern, tensor_count in by_part.items()
+    ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -56,7 +59,10 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
-    formats = [Row([d, n, e, b, 8 * b / e if e else 0]) for d, (n, e, b) in checkpoint.by_dtype().items()]
+    formats = [
+        Row([dtype, tensor_count, element_count, byte_count, 8 * byte_count / element_count if element_count else 0])
+        for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
+    ]
     notes = [
         f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: "
         "buffers and packed formats count as stored",
@@ -64,7 +70,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         "config.json",
     ]
     return Report(
-        data,
+        document,
         [
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
@@ -80,7 +86,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
-    data = {
+    document = {
         "model": model_data(preset),
         "checkpoint": {
             "path": origin,
@@ -90,22 +96,37 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
         },
         "ok": match.ok,
         "matched": match.matched,
-        "missing": [{"node": e.node, "shape": list(e.shape)} for e in match.missing],
-        "extra": [{"tensor": t.name, "shape": list(t.shape)} for t in match.extra],
-        "misshapen": [
-            {"node": e.node, "expected": list(e.shape), "tensor": t.name, "shape": list(t.shape)}
-            for e, t in match.misshapen
+        "missing": [
+            {"node": expected_tensor.node, "shape": list(expected_tensor.shape)} for expected_tensor in match.missing
         ],
-        "stored_again": [t.name for t in match.stored_again],
-        "buffers": [t.name for t in match.buffers],
+        "extra": [{"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in match.extra],
+        "misshapen": [
+            {
+                "node": expected_tensor.node,
+                "expected": list(expected_tensor.shape),
+                "tensor": stored_tensor.name,
+                "shape": list(stored_tensor.shape),
+            }
+            for expected_tensor, stored_tensor in match.misshapen
+        ],
+        "stored_again": [stored_tensor.name for stored_tensor in match.stored_again],
+        "buffers": [stored_tensor.name for stored_tensor in match.buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
-    rows = [Row(["misshapen", t.name, _shape_text(t.shape), _shape_text(e.shape)]) for e, t in match.misshapen]
-    rows += [Row(["missing", e.node, None, _shape_text(e.shape)]) for e in match.missing]
-    rows += [Row(["extra", t.name, _shape_text(t.shape), None]) for t in match.extra]
+    rows = [
+        Row(["misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape)])
+        for expected_tensor, stored_tensor in match.misshapen
+    ]
+    rows += [
+        Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
+        for expected_tensor in match.missing
+    ]
+    rows += [
+        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None]) for stored_tensor in match.extra
+    ]
     verdict = "all tensors match the model" if match.ok else "the tensors do not match the model"
     notes = [
         f"{match.matched:,} expected tensors found; {len(match.missing):,} missing, {len(match.extra):,} extra, "
@@ -114,18 +135,19 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
     if len(rows) > MOST_SHOWN:
         notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
     if match.stored_again:
-        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in match.stored_again[:3])}")
+        tensor_names = ", ".join(stored_tensor.name for stored_tensor in match.stored_again[:3])
+        notes.append(f"the tied output head is stored again: {tensor_names}")
     if match.buffers:
         notes.append(
             f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"
         )
     return Report(
-        data, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
+        document, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
     ).of(origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
-    return " × ".join(f"{size:,}" for size in shape)
+    return " × ".join(f"{length:,}" for length in shape)
 
 
 @dataclass(frozen=True, repr=False)

@@ -52,7 +52,7 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for chunks of a stage that are evenly spaced."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    is_even = len({b - a for a, b in pairwise(starts)}) == 1
+    is_even = len({next_start - start for start, next_start in pairwise(starts)}) == 1
     return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
 
 
@@ -133,9 +133,9 @@ def report(
     if rollout:
         phase = fullest(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
-    answer = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
+    answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     if len(accelerator_fits) == 1:
-        answer += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
+        answer_text += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
     layout_note = (
@@ -148,13 +148,15 @@ def report(
     part_columns, part_rows = (
         phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
     )
-    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer, name="parts")
+    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     by_phase = []
     if rollout:
         engine = engine_note(None if launch is None else launch.rollout)
-        by_phase = [phases_table(rollout, preset.display, settings_line, answer, list(filter(None, (engine, *notes))))]
+        by_phase = [
+            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
+        ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
-    columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
+    columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(
@@ -277,7 +279,7 @@ def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], laun
     }
 
 
-def _after_pass(column: Column) -> Column:
+def _time_after_pass(column: Column) -> Column:
     return column._replace(title="after") if column.key == "after_step_bytes" else column
 
 
@@ -291,26 +293,33 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals[2] += message.count * message.wire_bytes
     groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
     ordered_messages = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
+    return [
+        Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
+        for (group, ranks, message_kind), totals in ordered_messages
+    ]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
     """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
     device = peak.device
 
-    def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
-        share = size / device.device_bytes
-        bar = None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, size, share, bar], 0, strong, is_sum=strong)
+    def row(name: str, byte_count: int, strong: bool = False, memory_kind: str = "") -> Row:
+        peak_fraction = byte_count / device.device_bytes
+        bar = None if strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        return Row([name, byte_count, peak_fraction, bar], 0, strong, is_sum=strong)
 
-    rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
+    rows = [
+        row(KIND_NAMES[memory_kind], byte_count, memory_kind=memory_kind)
+        for memory_kind, byte_count in device.by_kind.items()
+        if byte_count
+    ]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
     rows += [row(*estimated_part) for estimated_part in estimated_parts(device)]
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns stage → (first, last) layer of each of its chunks; empty for a chunk without layers."""
+    """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):
@@ -340,9 +349,19 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
     """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
-    kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
-    columns = [Column("rank", "rank"), *(Column(kind, KIND_TITLES[kind], units.GIB.write) for kind in kinds)]
-    rows = [Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in kinds)]) for rank in cluster.by_rank]
+    memory_kinds = [
+        memory_kind
+        for memory_kind in KIND_TITLES
+        if any(rank.device.by_kind.get(memory_kind, 0) for rank in cluster.by_rank)
+    ]
+    columns = [
+        Column("rank", "rank"),
+        *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
+    ]
+    rows = [
+        Row([rank.rank, *(rank.device.by_kind.get(memory_kind, 0) for memory_kind in memory_kinds)])
+        for rank in cluster.by_rank
+    ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 
@@ -374,7 +393,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:
-        band = " to ".join(units.GIB.write(size) for size in sorted(cluster.reserved_band))
+        band = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
         notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"

@@ -47,13 +47,13 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
-def _tpot_range(run: TimedRun | None) -> str:
+def _tpot_range(timed_run: TimedRun | None) -> str:
     """Returns the range of the seconds per decoded token. The timing modules are imported only with an accelerator."""
-    if run is None:
+    if timed_run is None:
         return "–"
     from .seconds import tpot_text
 
-    return tpot_text(run)
+    return tpot_text(timed_run)
 
 
 class Load(NamedTuple):
@@ -64,14 +64,16 @@ class Load(NamedTuple):
 
     def data(self, q: Quantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
-        run = q.decoding
-        seconds: dict[str, Any] = dict.fromkeys(("estimate", "low", "high")) if run is None else run.range.seconds()
+        timed_run = q.decoding
+        seconds: dict[str, Any] = (
+            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.seconds()
+        )
         return {
             "users": self.users,
             "tpot": seconds["estimate"],
             "tpot_low": seconds["low"],
             "tpot_high": seconds["high"],
-            "tokens_per_second": None if run is None else run.tokens_per_second,
+            "tokens_per_second": None if timed_run is None else timed_run.tokens_per_second,
         }
 
     def lines(self) -> tuple[Line, ...]:
@@ -118,7 +120,7 @@ def report(
 
 
 def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
-    """Yields groups of models that fit the width: at least one model each, and about equally many."""
+    """Yields groups of models whose columns fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
     widths = [2 + max(len(cell) for cell in (preset.display, *_line_cells(q, lines))) for preset, q in compared_models]
     models_per_block = max(1, len(compared_models))
@@ -148,7 +150,7 @@ def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
 
 
 def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
-    """Returns a function that writes a quantity of every stack: `12 / 24` for an encoder and a decoder that differ."""
+    """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
     return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
 
 
@@ -190,13 +192,16 @@ def _activation_text(shape: StackShape) -> str:
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
     """Returns the table's rows. A row's unit is the largest in which the smallest model's value is at least 0.1."""
-    sizes = units.count_scale(10 * min(q.active for q in quantities))
+    parameter_scale = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
     cache = units.memory_scale(min(caches, default=0))
     return (
-        (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
-        ("  active per token", lambda q: sizes.write(q.active)),
+        (
+            f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
+            lambda q: parameter_scale.write(q.parameters),
+        ),
+        ("  active per token", lambda q: parameter_scale.write(q.active)),
         *_SHAPE_LINES,
         (f"{flops_scale.name}/tok at {quantities[0].seq:,}", lambda q: flops_scale.write(q.forward_flops_per_token)),
         (
@@ -245,8 +250,8 @@ def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> li
     for preset, q in compared_models:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
             kinds_text = ", ".join(
-                f"{count} {'of the base kind' if name == 'block' else name}"
-                for name, count in q.shape.layer_kinds.items()
+                f"{layer_count} {'of the base kind' if name == 'block' else name}"
+                for name, layer_count in q.shape.layer_kinds.items()
             )
             notes.append(
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
@@ -298,7 +303,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns raw values.
+    """Returns the JSON document of each model, with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
     """
@@ -326,15 +331,17 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
-    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
+    parameter_scale = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
     flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
     cache = units.memory_scale(
         _lower_quartile(q.kv_bytes_per_token for _, q in compared_models if q.kv_bytes_per_token)
     )
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
-        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
-        Column("active", "active", sizes.write),
+        Column(
+            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
+        ),
+        Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
         Column("hidden_size", "h", units.exact),
         Column("aspect_ratio", "h/L"),

@@ -12,9 +12,9 @@ from ..studies.rules import Rule
 from .document import Column, Row, Table
 
 
-def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) -> Table:
+def table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
     """Returns a table with one row per rule of thumb, after the rows of the exact counts."""
-    scale = units.decimal_scale(max(r.total for r in rules), "FLOPs")
+    scale = units.decimal_scale(max(rule.total for rule in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -23,10 +23,13 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         Column("error_causal", "vs causal", units.signed_percent),
     )
     rows = [
-        Row([r.name, r.formula, r.total, r.error_full, r.error_causal], strong=r.key.startswith("exact_"))
-        for r in rules
+        Row(
+            [rule.name, rule.formula, rule.total, rule.error_full, rule.error_causal],
+            strong=rule.key.startswith("exact_"),
+        )
+        for rule in rules
     ]
-    notes = [f"{r.name}: {r.source}; {r.remark}" for r in rules if r.source]
+    notes = [f"{rule.name}: {rule.source}; {rule.remark}" for rule in rules if rule.source]
     notes += [
         "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
         "HQ, n_ctx, T tokens of a sequence",
@@ -38,24 +41,24 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         columns,
         rows,
         headline,
-        _count_notes(count) + notes,
+        _count_notes(flop_count) + notes,
         "rules of thumb beside the exact count",
         "conventions",
     )
 
 
-def _count_notes(count: FlopCount) -> list[str]:
-    workload, notes = count.workload, []
+def _count_notes(flop_count: FlopCount) -> list[str]:
+    workload, notes = flop_count.workload, []
     if workload.phase == "prefill":
         notes.append(
             "every rule with a logits term counts logits at every position; this prefill computes them at the last "
             "one only"
         )
-    if count.run_config.execution.recompute.layers:
+    if flop_count.run_config.execution.recompute.layers:
         notes.append(
             "the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does"
         )
-    if count.spec.kind == "encoder-decoder":
+    if flop_count.spec.kind == "encoder-decoder":
         notes.append(
             "an encoder-decoder: N holds both stacks, tokens are the decoder's; rules with an attention term are "
             "for one stack and left out"
@@ -65,4 +68,4 @@ def _count_notes(count: FlopCount) -> list[str]:
 
 def data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
     """Returns the rules as plain data; errors are fractions."""
-    return [asdict(r) for r in rules]
+    return [asdict(rule) for rule in rules]

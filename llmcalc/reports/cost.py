@@ -39,9 +39,9 @@ def amount_text(value: float, digits: int = 2) -> str:
     return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
-def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
+def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
-    amounts, digits = answer.cost.amounts, 3 if answer.measured else 2
+    amounts, digits = run_cost.cost.amounts, 3 if run_cost.measured else 2
     rows = [
         Row(
             [
@@ -54,36 +54,38 @@ def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
         if amount is not None
     ]
     run_text = (
-        f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
+        f"{units.count(run_cost.tokens)} tokens"
+        if run_cost.tokens
+        else f"{units.count(run_cost.requests or 0)} requests"
     )
     title = f"{preset.display}, {run_text}"
     table = Table(
         title,
         COLUMNS,
         rows,
-        _aside_text(hardware, answer),
-        _cost_notes(hardware, answer),
-        _answer_text(answer),
+        _aside_text(hardware, run_cost),
+        _cost_notes(hardware, run_cost),
+        _answer_text(run_cost),
         name="cost",
     )
-    return Report(_cost_data(preset, hardware, answer), [table]).of(preset.target)
+    return Report(_cost_data(preset, hardware, run_cost), [table]).of(preset.target)
 
 
 def _range_ends(amount: Amount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
-def _answer_text(answer: RunCost) -> str:
-    days, cost = answer.cost.days, answer.cost.money
+def _answer_text(run_cost: RunCost) -> str:
+    days, cost = run_cost.cost.days, run_cost.cost.money
     spent = "" if cost is None else f", {money_range(cost)}"
-    if answer.measured:
+    if run_cost.measured:
         return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(answer)}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(run_cost)}"
 
 
-def _likely_text(answer: RunCost) -> str:
-    cost = answer.cost.money
-    days = f"{amount_text(answer.cost.days.estimate)} days"
+def _likely_text(run_cost: RunCost) -> str:
+    cost = run_cost.cost.money
+    days = f"{amount_text(run_cost.cost.days.estimate)} days"
     return days if cost is None else f"{days} and {amount_text(cost.estimate)}"
 
 
@@ -94,28 +96,30 @@ def money_range(cost: Amount) -> str:
     return f"{amount_text(cost.low)} to {amount_text(cost.high)}"
 
 
-def _aside_text(hardware: Hardware, answer: RunCost) -> str:
-    devices_text = f"{answer.cost.devices:,} {hardware.title}"
-    if answer.server is not None and answer.point is not None:
-        return (
-            f"{layout_text(answer.server)} on {devices_text}, {plural(answer.point.concurrency, 'request')} at any time"
-        )
-    assert answer.step is not None
-    assert answer.steps is not None
-    step = duration(answer.step.estimate, digits=3)
-    kind = "measured" if answer.measured else "likely"
-    layout = "" if answer.plan is None else f", {layout_cell(answer.plan.plan.feasible[0].layout)}"
-    return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {devices_text}{layout}"
+def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
+    devices_text = f"{run_cost.cost.devices:,} {hardware.title}"
+    if run_cost.server is not None and run_cost.point is not None:
+        requests = plural(run_cost.point.concurrency, "request")
+        return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"
+    assert run_cost.step is not None
+    assert run_cost.steps is not None
+    step_text = duration(run_cost.step.estimate, digits=3)
+    kind = "measured" if run_cost.measured else "likely"
+    layout = "" if run_cost.plan is None else f", {layout_cell(run_cost.plan.plan.feasible[0].layout)}"
+    return (
+        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {kind} {step_text} each, on "
+        f"{devices_text}{layout}"
+    )
 
 
-def _cost_notes(hardware: Hardware, answer: RunCost) -> list[str]:
-    notes = [] if answer.range is None else [class_text(answer.range, answer.stack_title)]
-    if answer.assumed:
+def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
+    notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
+    if run_cost.assumed:
         of_step = (
-            "the tokens of the measured step" if answer.measured else "a step of about 4M tokens, as of Llama 2 and 3"
+            "the tokens of the measured step" if run_cost.measured else "a step of about 4M tokens, as of Llama 2 and 3"
         )
-        notes.append(f"assumed: {' '.join(answer.assumed)} ({of_step})")
-    cost = answer.cost
+        notes.append(f"assumed: {' '.join(run_cost.assumed)} ({of_step})")
+    cost = run_cost.cost
     if cost.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")
     if cost.power is None:
@@ -125,34 +129,34 @@ def _cost_notes(hardware: Hardware, answer: RunCost) -> list[str]:
             f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
-    kind = "training" if answer.tokens else "requests"
+    kind = "training" if run_cost.tokens else "requests"
     return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
 
 
-def _cost_data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
+def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:
     from .serve import point_data
 
     layout: Any = None
-    if answer.plan is not None:
-        layout = answer.plan.plan.feasible[0].layout.data()
-    elif answer.server is not None:
-        layout = {**vars(answer.server.sizes), "replicas": answer.server.replicas}
+    if run_cost.plan is not None:
+        layout = run_cost.plan.plan.feasible[0].layout.data()
+    elif run_cost.server is not None:
+        layout = {**vars(run_cost.server.sizes), "replicas": run_cost.server.replicas}
     return {
         "model": model_data(preset),
         "hardware": hardware.name,
-        "devices": answer.cost.devices,
-        "tokens": answer.tokens,
-        "requests": answer.requests,
-        "cost": {name: None if amount is None else amount.data() for name, amount in answer.cost.amounts.items()},
-        "steps": answer.steps,
-        "step_tokens": answer.step_tokens,
-        "step": None if answer.step is None else answer.step.data(),
-        "measured": answer.measured,
+        "devices": run_cost.cost.devices,
+        "tokens": run_cost.tokens,
+        "requests": run_cost.requests,
+        "cost": {name: None if amount is None else amount.data() for name, amount in run_cost.cost.amounts.items()},
+        "steps": run_cost.steps,
+        "step_tokens": run_cost.step_tokens,
+        "step": None if run_cost.step is None else run_cost.step.data(),
+        "measured": run_cost.measured,
         "layout": layout,
-        "server": None if answer.point is None else point_data(answer.point),
-        "class": None if answer.range is None else answer.range.class_data(),
-        "power_watts": answer.cost.power,
-        "price": answer.cost.price,
-        "assumed": list(answer.assumed),
-        "not_counted": list(NOT_COUNTED["training" if answer.tokens else "requests"]),
+        "server": None if run_cost.point is None else point_data(run_cost.point),
+        "class": None if run_cost.range is None else run_cost.range.class_data(),
+        "power_watts": run_cost.cost.power,
+        "price": run_cost.cost.price,
+        "assumed": list(run_cost.assumed),
+        "not_counted": list(NOT_COUNTED["training" if run_cost.tokens else "requests"]),
     }

@@ -17,12 +17,12 @@ SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 HUB = "https://huggingface.co/"
 
 
-def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
-    """Returns the bill: a component with a model card and properties for each model.
+def bill_of_materials(lock_entries: Sequence[Locked]) -> dict[str, Any]:
+    """Returns the bill of materials: a component with a model card and properties for each model.
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
-    components = [_component_of_model(entry) for entry in entries]
+    components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
     serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
     tool = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
@@ -36,36 +36,36 @@ def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
     }
 
 
-def _component_of_model(entry: Locked) -> dict[str, Any]:
-    data, preset = entry.data, entry.preset
+def _component_of_model(lock_entry: Locked) -> dict[str, Any]:
+    locked_values, preset = lock_entry.data, lock_entry.preset
     architecture = {
-        "architectureFamily": data["model_type"] or data["kind"],
+        "architectureFamily": locked_values["model_type"] or locked_values["kind"],
         "modelArchitecture": headline(preset.model),
     }
     skipped_keys = {"target", "name"}
-    values = _properties_of_entry({key: value for key, value in data.items() if key not in skipped_keys})
+    values = _properties_of_entry({key: value for key, value in locked_values.items() if key not in skipped_keys})
     component: dict[str, Any] = {
         "type": "machine-learning-model",
-        "bom-ref": data["target"],
-        "name": preset.title or data["name"],
+        "bom-ref": locked_values["target"],
+        "name": preset.title or locked_values["name"],
         "modelCard": {"modelParameters": architecture},
         "properties": [{"name": f"llmcalc:{name}", "value": value} for name, value in values],
     }
     if preset.developer:
         component["publisher"] = preset.developer
-    if data["revision"] is not None:
-        repository = data["name"].partition("@")[0]
-        component["version"] = data["revision"]
+    if locked_values["revision"] is not None:
+        repository = locked_values["name"].partition("@")[0]
+        component["version"] = locked_values["revision"]
         component["externalReferences"] = [{"type": "distribution", "url": f"{HUB}{repository}"}]
     return component
 
 
-def _properties_of_entry(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields an entry's values as CycloneDX properties: dotted names and texts.
+def _properties_of_entry(locked_values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the values of a lock file's entry as CycloneDX properties: dotted names and texts.
 
     Entries without a value are left out.
     """
-    for key, value in data.items():
+    for key, value in locked_values.items():
         name = f"{path}{key}"
         if isinstance(value, Mapping):
             yield from _properties_of_entry(value, f"{name}.")

@@ -79,7 +79,7 @@ class Linked(str):
 
 
 def text_of(cell: Shown) -> str:
-    """Returns the displayed text of a cell; the `write` function of a column of `Shown` cells."""
+    """Returns the displayed text of a `Shown` cell; columns use it as their `write` function."""
     return cell.text
 
 

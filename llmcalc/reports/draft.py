@@ -26,13 +26,13 @@ def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Re
 
 def draft_data(draft: Draft) -> dict[str, Any]:
     """Returns the draft model's entry in a JSON document."""
-    data: dict[str, Any] = {
+    document_entry: dict[str, Any] = {
         "name": draft.preset.name,
         "params": draft.params,
         "from_target": list(draft.shared),
         "cache": {"bytes": draft.cache.bytes, "bytes_per_token": draft.cache.bytes_per_token},
     }
-    return data if draft.count is None else {**data, "flops": draft.count.total}
+    return document_entry if draft.count is None else {**document_entry, "flops": draft.count.total}
 
 
 def note(draft: Draft, counted: bool = False) -> str:

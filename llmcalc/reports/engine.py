@@ -61,14 +61,16 @@ OPTION_COLUMNS = (
 )
 
 
-def memory_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the report of `memory`. uses: the memory of one engine, or of several engines, one column each."""
-    if len(uses) == 1:
-        return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
-    return Report([_engine_document(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
+def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
+    """Returns the report of `memory`. engine_uses: the memory of one engine, or of several engines, one column each."""
+    if len(engine_uses) == 1:
+        return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
+    return Report([_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]).of(
+        engine_uses[0].preset.target
+    )
 
 
-def cache_report(uses: Sequence[EngineUse]) -> Report:
+def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `kv`: the KV cache that engines allocate."""
     columns = (
         Column("engine", "engine", justify="left"),
@@ -81,42 +83,46 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
     rows = [
         Row(
             [
-                _engine_name(use),
-                _cache_bytes(use.memory),
-                use.memory.blocks,
-                use.memory.block_size,
-                use.memory.kv_tokens,
-                use.memory.max_concurrency,
+                _engine_name(engine_use),
+                _cache_bytes(engine_use.memory),
+                engine_use.memory.blocks,
+                engine_use.memory.block_size,
+                engine_use.memory.kv_tokens,
+                engine_use.memory.max_concurrency,
             ]
         )
-        for use in uses
+        for engine_use in engine_uses
     ]
-    answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
+    answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
     table = Table(
-        _title_text(uses[0]),
+        _title_text(engine_uses[0]),
         columns,
         rows,
-        _heading_aside(uses[0]),
-        _memory_notes(uses[0].memory),
-        answer,
+        _heading_aside(engine_uses[0]),
+        _memory_notes(engine_uses[0].memory),
+        answer_text,
         name="cache",
     )
     documents = [
-        {key: value for key, value in _engine_document(use).items() if key not in ("terms", "changes", "memory")}
+        {key: value for key, value in _engine_document(engine_use).items() if key not in ("terms", "changes", "memory")}
         | {
             "cache": {
-                "bytes": _cache_bytes(use.memory),
-                "blocks": use.memory.blocks,
-                "block_size": use.memory.block_size,
+                "bytes": _cache_bytes(engine_use.memory),
+                "blocks": engine_use.memory.blocks,
+                "block_size": engine_use.memory.block_size,
             }
         }
-        for use in uses
+        for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(uses[0].preset.target)
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(engine_uses[0].preset.target)
 
 
 def fit_report(
-    use: EngineUse, options: Sequence[EngineOption], timed_runs: Sequence[TimedRun | None], users: int, is_named: bool
+    engine_use: EngineUse,
+    options: Sequence[EngineOption],
+    timed_runs: Sequence[TimedRun | None],
+    users: int,
+    is_named: bool,
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
@@ -129,14 +135,14 @@ def fit_report(
     best_option = options[0]
     devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
-    notes = [*_memory_notes(best_option.memory), *_launch_notes(use)]
-    answer = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
+    notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
+    answer_text = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
     rows = [
         Row(
             [
                 option.hardware.name,
                 option.memory.devices,
-                _flags_cell(use, option.flags),
+                _flags_cell(engine_use, option.flags),
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
@@ -145,13 +151,15 @@ def fit_report(
         )
         for option, timed_run in zip(options, timed_runs, strict=True)
     ]
-    title = f"{use.preset.display} on {_engine_name(use)}"
+    title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    table = Table(title, columns, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
-    tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
-    data = {
-        "model": model_data(use.preset),
-        "engine": _engine_data(use),
+    table = Table(
+        title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer_text, name="options"
+    )
+    tables = [table, *([_changes_table(engine_use)] if is_named and engine_use.changes else [])]
+    document = {
+        "model": model_data(engine_use.preset),
+        "engine": _engine_data(engine_use),
         "users": users,
         "max_model_len": best_option.memory.max_model_len,
         "verdict": "fits" if best_option.serves else "no",
@@ -159,7 +167,7 @@ def fit_report(
             {
                 "hardware": option.hardware.name,
                 "devices": option.memory.devices,
-                "flags": dict(_flag_values(use, option.flags)),
+                "flags": dict(_flag_values(engine_use, option.flags)),
                 "starts": option.memory.starts,
                 "fits": option.serves,
                 "kv_tokens": option.memory.kv_tokens,
@@ -169,24 +177,24 @@ def fit_report(
             }
             for option, timed_run in zip(options, timed_runs, strict=True)
         ],
-        "changes": _changes_data(use),
+        "changes": _changes_data(engine_use),
         "assumed": dict(best_option.memory.assumed),
-        **_launch_data(use),
+        **_launch_data(engine_use),
     }
-    return Report(data, tables).of(use.preset.target)
+    return Report(document, tables).of(engine_use.preset.target)
 
 
-def _report_of_one(use: EngineUse, *tables: Table) -> Report:
-    return Report(_engine_document(use), [table for table in tables if table.rows]).of(use.preset.target)
+def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
+    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).of(engine_use.preset.target)
 
 
-def _title_text(use: EngineUse) -> str:
-    memory = use.memory
-    return f"{use.preset.display} on {_engine_name(use)}, {memory.devices} × {use.hardware.title}"
+def _title_text(engine_use: EngineUse) -> str:
+    memory = engine_use.memory
+    return f"{engine_use.preset.display} on {_engine_name(engine_use)}, {memory.devices} × {engine_use.hardware.title}"
 
 
-def _engine_name(use: EngineUse) -> str:
-    return f"{use.engine.title} {use.version.version}"
+def _engine_name(engine_use: EngineUse) -> str:
+    return f"{engine_use.engine.title} {engine_use.version.version}"
 
 
 def _answer_text(memory: EngineMemory) -> str:
@@ -195,43 +203,49 @@ def _answer_text(memory: EngineMemory) -> str:
     return f"it starts, {_users_text(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
 
 
-def _heading_aside(use: EngineUse) -> str:
+def _heading_aside(engine_use: EngineUse) -> str:
     defaults = ", ".join(
-        f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in use.engine.shown_defaults
+        f"{flag} {value:,}"
+        for flag, value in engine_use.memory.assumed.items()
+        if flag in engine_use.engine.shown_defaults
     )
-    of_device = "of each device" if any(term.device for term in use.memory.terms) else "of one device"
-    return f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(use)
+    of_device = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
+    return (
+        f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(engine_use)
+    )
 
 
-def _launch_aside(use: EngineUse) -> str:
-    """Writes the file that starts the server, and flags that are typed beside it; empty without a file."""
-    if use.launch is None:
+def _launch_aside(engine_use: EngineUse) -> str:
+    """Writes the launch file that starts the server, and the flags typed in addition; empty without a file."""
+    if engine_use.launch is None:
         return ""
-    typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
-    return f"; {use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
+    typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
+    return f"; {engine_use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
-def _launch_notes(use: EngineUse) -> list[str]:
+def _launch_notes(engine_use: EngineUse) -> list[str]:
     """Returns the notes on a launch file: defaults of values that it does not state, and changes to its values."""
-    launch = use.launch
+    launch = engine_use.launch
     if launch is None:
         return []
-    defaults = ", ".join(f"{flag} {value}" for flag, value in use.memory.assumed.items())
-    filled_defaults = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
-    has_fewer_gpus = launch.gpus is not None and launch.gpus < use.memory.devices
+    defaults = ", ".join(f"{flag} {value}" for flag, value in engine_use.memory.assumed.items())
+    filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults}"] if defaults else []
+    has_fewer_gpus = launch.gpus is not None and launch.gpus < engine_use.memory.devices
     gpus = (
-        [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"]
+        [f"the file has {launch.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
     return [*filled_defaults, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
 
 
-def _launch_data(use: EngineUse) -> dict[str, Any]:
+def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the entry of the launch file in a JSON document; empty without a file."""
-    if use.launch is None:
+    if engine_use.launch is None:
         return {}
-    return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
+    return {
+        "launch": engine_use.launch.data(engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed)
+    }
 
 
 def _memory_notes(memory: EngineMemory) -> list[str]:
@@ -255,87 +269,104 @@ def _signed_bytes(term: Term, has_budget: bool) -> int:
     return -term.bytes if is_taken else term.bytes
 
 
-def _terms_table(use: EngineUse) -> Table:
+def _terms_table(engine_use: EngineUse) -> Table:
     """Returns the memory terms, in the order in which the engine subtracts them from the budget."""
     rows = []
-    has_budget = any(term.name == "budget" for term in use.memory.terms)
-    for term in use.memory.terms:
+    has_budget = any(term.name == "budget" for term in engine_use.memory.terms)
+    for term in engine_use.memory.terms:
         title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
         cells = [title, _signed_bytes(term, has_budget), term.status, _term_source(term)]
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
-    memory = use.memory
-    rows += _device_rows(use)
+    memory = engine_use.memory
+    rows += _device_rows(engine_use)
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
-    notes = [*_memory_notes(memory), *_launch_notes(use)]
-    return Table(_title_text(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer_text(memory), name="terms")
+    notes = [*_memory_notes(memory), *_launch_notes(engine_use)]
+    return Table(
+        _title_text(engine_use),
+        TERM_COLUMNS,
+        rows,
+        _heading_aside(engine_use),
+        notes,
+        _answer_text(memory),
+        name="terms",
+    )
 
 
-def _device_rows(use: EngineUse) -> list[Row]:
-    """Returns the total of each device, and of the disk, for an engine that splits a model between GPUs and host."""
-    if not use.memory.host:
+def _device_rows(engine_use: EngineUse) -> list[Row]:
+    """Returns the bytes of each device and of the disk, for an engine that splits a model over GPUs and host."""
+    if not engine_use.memory.host:
         return []
     rows = []
-    for device in dict.fromkeys(term.device for term in use.memory.terms):
-        total = sum(term.bytes for term in use.memory.terms if term.device == device)
-        capacity = f"of {units.GIB.write(use.hardware.capacity_bytes)} GiB"
+    for device in dict.fromkeys(term.device for term in engine_use.memory.terms):
+        total = sum(term.bytes for term in engine_use.memory.terms if term.device == device)
+        capacity = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
         origin = "the host's memory" if device == HOST else capacity
         rows.append(Row([f"all, {device}", total, "", origin], strong=True, is_sum=True))
-    return [*rows, Row(["disk", int(use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
+    return [*rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 
-def _changes_table(use: EngineUse) -> Table:
-    device_text = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
-    title = f"More room {device_text}" if use.memory.starts else "What would make it start"
+def _changes_table(engine_use: EngineUse) -> Table:
+    device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
+    title = f"More room {device_text}" if engine_use.memory.starts else "What would make it start"
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
-        for change in use.changes
+        for change in engine_use.changes
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
 
-def _columns_table(uses: Sequence[EngineUse]) -> Table:
+def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     """Returns a table of the memory terms of several engines, one column each."""
-    names = [_engine_name(use) for use in uses]
+    names = [_engine_name(engine_use) for engine_use in engine_uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
-        *(Column(f"{use.engine.name}=={use.version.version}", name) for use, name in zip(uses, names, strict=True)),
+        *(
+            Column(f"{engine_use.engine.name}=={engine_use.version.version}", name)
+            for engine_use, name in zip(engine_uses, names, strict=True)
+        ),
     ]
-    kinds = list(dict.fromkeys(term.name for use in uses for term in use.memory.terms))
+    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     rows = [
-        Row([TITLES.get(kind, kind), *(units.GIB.write(use.memory.bytes_of(kind)) for use in uses)]) for kind in kinds
+        Row(
+            [TITLES.get(kind, kind), *(units.GIB.write(engine_use.memory.bytes_of(kind)) for engine_use in engine_uses)]
+        )
+        for kind in term_names
     ]
     rows += [
-        Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
-        Row(["users", *(_users_text(use.memory.max_concurrency) for use in uses)]),
-        Row(["starts", *("yes" if use.memory.starts else "no" for use in uses)]),
+        Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
+        Row(["users", *(_users_text(engine_use.memory.max_concurrency) for engine_use in engine_uses)]),
+        Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
-    title = f"{uses[0].preset.display}, {uses[0].memory.devices} × {uses[0].hardware.title}"
-    answer = ", ".join(
-        f"{name} {'starts' if use.memory.starts else 'does not start'}" for use, name in zip(uses, names, strict=True)
+    title = f"{engine_uses[0].preset.display}, {engine_uses[0].memory.devices} × {engine_uses[0].hardware.title}"
+    answer_text = ", ".join(
+        f"{name} {'starts' if engine_use.memory.starts else 'does not start'}"
+        for engine_use, name in zip(engine_uses, names, strict=True)
     )
-    notes = list(dict.fromkeys(note for use in uses for note in _memory_notes(use.memory)))
-    return Table(title, columns, rows, "", notes, answer, name="terms")
+    notes = list(dict.fromkeys(note for engine_use in engine_uses for note in _memory_notes(engine_use.memory)))
+    return Table(title, columns, rows, "", notes, answer_text, name="terms")
 
 
-def _engine_document(use: EngineUse) -> dict[str, Any]:
+def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
-    memory = use.memory
+    memory = engine_use.memory
     by_device: dict[str, int] = {}
     by_kind: dict[str, int] = {}
     for term in memory.terms:
         if term.name != "budget":
             by_device[term.device] = by_device.get(term.device, 0) + term.bytes
             by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
-    fullest_device_bytes = max((size for device, size in by_device.items() if device != HOST), default=0)
+    fullest_device_bytes = max(
+        (device_bytes for device, device_bytes in by_device.items() if device != HOST), default=0
+    )
     return {
-        "model": model_data(use.preset),
-        "hardware": use.hardware.name,
+        "model": model_data(engine_use.preset),
+        "hardware": engine_use.hardware.name,
         "devices": memory.devices,
-        "engine": _engine_data(use),
+        "engine": _engine_data(engine_use),
         "memory": {
             "device_bytes": fullest_device_bytes,
-            "capacity_bytes": use.hardware.capacity_bytes,
+            "capacity_bytes": engine_use.hardware.capacity_bytes,
             "by_kind": by_kind,
             **({"by_device": by_device} if set(by_device) != {""} else {}),
         },
@@ -357,29 +388,29 @@ def _engine_document(use: EngineUse) -> dict[str, Any]:
         "max_concurrency": memory.max_concurrency,
         "starts": memory.starts,
         "message": memory.message,
-        "changes": _changes_data(use),
+        "changes": _changes_data(engine_use),
         "assumed": dict(memory.assumed),
         **({"host": dict(memory.host)} if memory.host else {}),
-        **_launch_data(use),
+        **_launch_data(engine_use),
     }
 
 
-def _engine_data(use: EngineUse) -> dict[str, Any]:
-    return {"name": use.engine.name, "version": use.version.version, "record": use.version.record}
+def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
+    return {"name": engine_use.engine.name, "version": engine_use.version.version, "record": engine_use.version.record}
 
 
-def _changes_data(use: EngineUse) -> list[dict[str, Any]]:
-    return [change._asdict() for change in use.changes]
+def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
+    return [change._asdict() for change in engine_use.changes]
 
 
-def _flag_values(use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
-    return [(use.engine.typed(name, shortest), value) for name, value in flags.items()]
+def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
+    return [(engine_use.engine.typed(name, shortest), value) for name, value in flags.items()]
 
 
-def _flags_cell(use: EngineUse, flags: Any) -> Shown:
-    """Returns the flags by their usual spellings; a screen shows the shortest spellings."""
+def _flags_cell(engine_use: EngineUse, flags: Any) -> Shown:
+    """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
     usual_flags, brief = (
-        " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags, shortest)) or "—"
+        " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
     return Shown(usual_flags, brief)

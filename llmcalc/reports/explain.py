@@ -54,24 +54,24 @@ def report(
     latex: bool = False,
     records: bool = False,
     bibtex: bool = False,
-    share: RankShare | None = None,
+    rank_share: RankShare | None = None,
 ) -> Report:
     """Returns the report of the formulas as data and as tables.
 
     latex: whether the text is LaTeX in place of tables.
     records: whether the table has one row per formula, for CSV and Markdown.
     bibtex: whether BibTeX entries of the sources are added to LaTeX.
-    share: the rank that is counted; default the whole model.
+    rank_share: the rank that is counted; default the whole model.
     """
     rows = [
-        _formula_record(explanation, place, formula)
+        _formula_record(explanation, node_position, formula)
         for section in explanation.sections
-        for place in section.places
+        for node_position in section.places
         for formula in section.formulas
     ]
-    data = {
+    document = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "node": explanation.node,
         "setting": _setting_text(explanation),
         "formulas": rows,
@@ -79,11 +79,13 @@ def report(
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(data, [_record_tables(preset, explanation, rows, share)], warnings=warnings).of(preset.target)
+        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
+            preset.target
+        )
     if latex:
-        return Report(data, text=_latex_text(preset, explanation, bibtex, share))
-    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, share)
-    return Report(data, tables, warnings=warnings)
+        return Report(document, text=_latex_text(preset, explanation, bibtex, rank_share))
+    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
+    return Report(document, tables, warnings=warnings)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -102,10 +104,10 @@ def _setting_text(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _formula_record(explanation: Explanation, place: FormulaNode, formula: Formula) -> dict[str, Any]:
+def _formula_record(explanation: Explanation, node_position: FormulaNode, formula: Formula) -> dict[str, Any]:
     return {
-        "node": place.name,
-        "path": place.path,
+        "node": node_position.name,
+        "path": node_position.path,
         "quantity": formula.quantity,
         **{
             key: write(formula.expression, style) if explanation.formulas.has_symbols else None
@@ -114,8 +116,8 @@ def _formula_record(explanation: Explanation, place: FormulaNode, formula: Formu
         "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
         "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
-        "repeat": place.times,
-        "source": place.source,
+        "repeat": node_position.times,
+        "source": node_position.source,
     }
 
 
@@ -124,14 +126,17 @@ def _write_plain(value: Fraction) -> int | float:
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
-    """Returns the style that writes every symbol as its number, except S (the sequence length)."""
+    """Returns a style that writes the number of every symbol except S, the sequence length."""
     return Style(
-        latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
+        latex=latex,
+        values={
+            meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
+        },
     )
 
 
 def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns symbol → (field, value), of the symbols in formulas and of the repeats of layers."""
+    """Returns (field, value) for each symbol in formulas and for each number of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -140,8 +145,8 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
             for expression in (formula.expression, formula.in_hidden):
                 used_symbols |= getattr(expression, "free_symbols", set())
     return {
-        m.name: {"field": m.field, "value": _write_plain(Fraction(m.value))}
-        for symbol, m in explanation.formulas.meanings.items()
+        meaning.name: {"field": meaning.field, "value": _write_plain(Fraction(meaning.value))}
+        for symbol, meaning in explanation.formulas.meanings.items()
         if symbol in used_symbols
     }
 
@@ -149,7 +154,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _node_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
@@ -166,33 +171,37 @@ def _node_tables(preset: Preset, explanation: Explanation, share: RankShare | No
             Column("formula", _section_heading(section), justify="left"),
         )
         notes = [_paths_text(section), f"source: {source}" if source else ""]
-        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
-    rank_model = share_notes(share)
+    rank_model = share_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
         [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
-    names = [_component_text(s) for s in explanation.sections]
-    width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
+    names = [_component_text(section) for section in explanation.sections]
+    width = (
+        LINE
+        - 4
+        - max(len("  " * section.depth + name) for section, name in zip(explanation.sections, names, strict=True))
+    )
     for formula in model.formulas:
         title = QUANTITIES[formula.quantity][0]
         rows = _component_rows(explanation, formula.quantity, names, width)
-        steps = _formula_steps(explanation, formula)
-        if len(steps) > 2 and len(steps[1]) > LONGEST * width:
-            del steps[1]
-        rows += _formula_rows("model", steps, width, strong=True)
+        formula_texts = _formula_steps(explanation, formula)
+        if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
+            del formula_texts[1]
+        rows += _formula_rows("model", formula_texts, width, strong=True)
         if formula.in_hidden is not None and len(write(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
             rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
-        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
@@ -205,7 +214,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare 
     notes = [
         *_without_symbols(explanation),
         repeat_text,
-        *share_notes(share),
+        *share_notes(rank_share),
         *_training_notes(explanation),
         f"in units of h: {proportions}" if proportions else "",
         *_source_notes(explanation),
@@ -227,8 +236,8 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
             blocks.append([])
         for formula in (f for f in section.formulas if f.quantity == quantity):
             value = write(formula.open, Style(grouped=True))
-            steps = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
-            blocks[-1].append((section, name, _with_unit(steps, formula)))
+            formula_texts = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
+            blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
         if not blocks[-1]:
             blocks.pop()
     rows: list[Row] = []
@@ -236,59 +245,66 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     for block in blocks:
         section, name, _ = block[0]
         layer_name = name.partition(" × ")[0]
-        contents = tuple((part.depth, part_name, tuple(steps)) for part, part_name, steps in block[1:])
+        contents = tuple(
+            (component.depth, component_name, tuple(formula_texts))
+            for component, component_name, formula_texts in block[1:]
+        )
         key = (section.places[0].numbers.kind, tuple(block[0][2]), contents)
         first_name = first_names.setdefault(key, layer_name)
         if section.places[0].numbers.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
-        for part, part_name, steps in block:
-            rows += _formula_rows(part_name, steps, width, part.depth)
+        for component, component_name, formula_texts in block:
+            rows += _formula_rows(component_name, formula_texts, width, component.depth)
     return rows
 
 
 def _component_text(section: Section) -> str:
     """Writes a component's name and the symbol of its repeats: `layers (moe) × L_moe`."""
-    place = section.places[0]
-    if not place.steps:
+    node_position = section.places[0]
+    if not node_position.steps:
         return "in units of h"
-    name, label, _ = place.steps[-1]
+    name, label, _ = node_position.steps[-1]
     displayed_name = f"{name} ({label})" if label else name
-    repeat = place.letters.repeat
+    repeat = node_position.letters.repeat
     return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
 
 
 def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     """Returns the steps of a formula: in symbols, with numbers, and its value."""
-    steps = [
+    formula_texts = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),
         write(formula.open, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
-        steps = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
+        formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
     elif formula.open.free_symbols:
-        steps.append(f"{value:,} at S = {seq:,}")
-    return _with_unit(list(dict.fromkeys(steps)), formula)
+        formula_texts.append(f"{value:,} at S = {seq:,}")
+    return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
 
-def _with_unit(steps: list[str], formula: Formula) -> list[str]:
-    """Adds the unit to the last step, unless the quantity's title says it."""
+def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
+    """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
     title, unit = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
-        return steps
-    number_text, separator, seq_text = steps[-1].partition(" at ")
-    return [*steps[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
+        return formula_texts
+    number_text, separator, seq_text = formula_texts[-1].partition(" at ")
+    return [*formula_texts[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
 
 
-def _formula_rows(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
+def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
-    full_line = " = ".join(steps)
+    full_line = " = ".join(formula_texts)
     lines = (
         [full_line]
         if len(full_line) <= width
-        else [line for i, step in enumerate(steps) for line in _break_lines(("= " if i else "") + step, width)]
+        else [
+            line
+            for i, formula_text in enumerate(formula_texts)
+            for line in _break_lines(("= " if i else "") + formula_text, width)
+        ]
     )
     return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
 
@@ -319,15 +335,15 @@ def _split_terms(text: str, short_length: int) -> list[str]:
             unbroken.update(range(open_brackets.pop(), i))
         elif mark == ")" and open_brackets:
             open_brackets.pop()
-    cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in unbroken]
+    cuts = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def _section_heading(section: Section) -> str:
-    """Writes the common end of the paths of all places: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(p.times for p in section.places if not p.optional)
+    """Writes the common end of the paths of equal nodes: `layers.self_attn (one of 32)`."""
+    repeat_count = sum(node_path.times for node_path in section.places if not node_path.optional)
     shared_names: list[str] = []
-    for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
+    for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.places), strict=False):
         if len(set(names)) > 1:
             break
         shared_names.insert(0, names[0])
@@ -337,18 +353,20 @@ def _section_heading(section: Section) -> str:
 
 
 def _paths_text(section: Section) -> str:
-    """Writes every path of the node, and its total over the model."""
-    counted_places = [p for p in section.places if not p.optional]
-    repeat_count = sum(p.times for p in counted_places)
-    paths = ", ".join(p.path or "model" for p in counted_places or section.places)
-    left_out_paths = ", ".join(p.path for p in section.places if p.optional) if counted_places else ""
+    """Writes every path at which a node occurs, and the node's total over the model."""
+    counted_places = [node_path for node_path in section.places if not node_path.optional]
+    repeat_count = sum(node_path.times for node_path in counted_places)
+    paths = ", ".join(node_path.path or "model" for node_path in counted_places or section.places)
+    left_out_paths = (
+        ", ".join(node_path.path for node_path in section.places if node_path.optional) if counted_places else ""
+    )
     left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_places or repeat_count == 1:
         return f"at {paths}{left_out}"
     totals = [
-        f"{units.exact(f.value.numerator * repeat_count)} {QUANTITIES[f.quantity][1]}"
-        for f in section.formulas
-        if f.quantity in ("params", "activations") and f.value
+        f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
+        for formula in section.formulas
+        if formula.quantity in ("params", "activations") and formula.value
     ]
     return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
@@ -370,15 +388,15 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 def _source_notes(explanation: Explanation) -> list[str]:
     by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
-        for place in section.places:
-            if place.numbers.source and place.steps:
-                by_source.setdefault(place.numbers.source, []).append(place.steps[-1][0])
+        for node_position in section.places:
+            if node_position.numbers.source and node_position.steps:
+                by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
     source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
 def _convention_notes(explanation: Explanation) -> list[str]:
-    quantities = {f.quantity for s in explanation.sections for f in s.formulas}
+    quantities = {formula.quantity for section in explanation.sections for formula in section.formulas}
     setting = explanation.formulas.setting
     notes = []
     if "flops" in quantities:
@@ -391,7 +409,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:
-        sliding = any(m.field == "sliding_window" for m in explanation.formulas.meanings.values())
+        sliding = any(meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values())
         notes.append(
             cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
         )
@@ -399,12 +417,12 @@ def _convention_notes(explanation: Explanation) -> list[str]:
 
 
 def _without_symbols(explanation: Explanation) -> list[str]:
-    """Returns the hint that formulas are left out, where sympy is not installed."""
+    """Returns the hint that formulas are left out if sympy is not installed."""
     return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
 
 
 def _training_notes(explanation: Explanation) -> list[str]:
-    """Returns notes about the activations and the run in which they are counted."""
+    """Returns notes about activations and the training settings under which they are counted."""
     training = explanation.training
     if training is None:
         return []
@@ -421,35 +439,38 @@ def _training_notes(explanation: Explanation) -> list[str]:
 
 
 def _record_tables(
-    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: RankShare | None
+    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], rank_share: RankShare | None
 ) -> Table:
-    cells = [[row[c.key] for c in RECORDS] for row in rows]
+    cells = [[row[column.key] for column in RECORDS] for row in rows]
     return Table(
         preset.display,
         RECORDS,
-        [Row(c) for c in cells],
-        with_rank(headline(preset.model), share),
+        [Row(column) for column in cells],
+        with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_share: RankShare | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
     bibtex: whether BibTeX entries of the papers are added.
     """
-    out: list[str] = [_latex_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
+    out: list[str] = [_latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))]
     for section in explanation.sections:
-        out.append(_latex_comment(", ".join(p.path or "model" for p in section.places)))
+        out.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.places)))
         lines = []
         for formula in section.formulas:
-            steps = [
+            formula_texts = [
                 write(formula.expression, LATEX),
                 write(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            steps.append(write(formula.open, Style(latex=True, grouped=True)))
+            formula_texts.append(write(formula.open, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
-            lines += [(name if i == 0 else "") + f" &= {step}" for i, step in enumerate(dict.fromkeys(steps))]
+            lines += [
+                (name if i == 0 else "") + f" &= {formula_text}"
+                for i, formula_text in enumerate(dict.fromkeys(formula_texts))
+            ]
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
     symbols = _symbol_meanings(explanation).items()
     legend = [
@@ -457,7 +478,11 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, share: R
         for n, e in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
-    sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
+    sources = list(
+        dict.fromkeys(
+            node_path.source for section in explanation.sections for node_path in section.places if node_path.source
+        )
+    )
     out += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
         cited_papers, uncited_sources = papers(sources)

@@ -32,7 +32,7 @@ class Style:
     grouped: bool = False
 
     def number(self, value: Fraction) -> str:
-        """Writes all digits of a whole number; of another number, at most four decimals or a fraction."""
+        """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
         if value.denominator == 1:
             digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
@@ -64,7 +64,7 @@ LATEX_TEXT = {
 
 
 def latex_text(text: str) -> str:
-    """Escapes a name for LaTeX, so that no command in it runs."""
+    """Escapes a name for LaTeX, so that it contains no LaTeX commands."""
     return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
 
 
@@ -99,7 +99,7 @@ def write(expression: Any, style: Style = PLAIN) -> str:
         return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _write_product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
-        arguments_text = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
+        arguments_text = ", ".join(write(argument, style) for argument in sorted(expression.args, key=_term_order))
         return rf"\{name}({arguments_text})" if style.latex else f"{name}({arguments_text})"
     if isinstance(expression, sympy.floor):
         return _in_brackets(expression.args[0], style, "⌊⌋", "floor")
@@ -130,7 +130,8 @@ def _write_product(expression: Any, style: Style) -> str:
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
     for base, exponent in sorted(
-        (f.as_base_exp() for f in factor_part.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _factor_order(p[0]))
+        (factor.as_base_exp() for factor in factor_part.as_ordered_factors()),
+        key=lambda p: (bool(p[1] < 0), _factor_order(p[0])),
     ):
         (numerator_factors if exponent > 0 else denominator_factors).append(
             _write_power(base, abs(int(exponent)), style)
@@ -202,12 +203,12 @@ def _degree_of(expression: Any) -> Any:
     if expression.is_Symbol:
         return 1
     if expression.is_Add:
-        return max(_degree_of(t) for t in expression.args)
+        return max(_degree_of(summand) for summand in expression.args)
     if expression.is_Mul:
-        return sum(_degree_of(f) for f in expression.args)
+        return sum(_degree_of(factor) for factor in expression.args)
     if expression.is_Pow:
         return _degree_of(expression.base) * expression.exp
-    return max((_degree_of(a) for a in expression.args), default=0)
+    return max((_degree_of(argument) for argument in expression.args), default=0)
 
 
 def _term_order(term: Any) -> tuple[Any, ...]:
@@ -219,7 +220,7 @@ def _term_order(term: Any) -> tuple[Any, ...]:
     symbol_order: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:
         base, exponent = factor.as_base_exp()
-        names = [s.name for s in base.free_symbols]
+        names = [symbol.name for symbol in base.free_symbols]
         repeat = abs(int(exponent)) if base.is_Symbol else 1
         symbol_order += [rank(name) for name in names] * repeat
     return (bool(term.could_extract_minus_sign()), -_degree_of(term), sorted(symbol_order), str(term))

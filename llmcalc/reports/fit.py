@@ -54,7 +54,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     warnings = too_long(memory.spec, memory_use.workload)
     first_option = options[0]
     has_fitting_option = first_option.fit.verdict != "no"
-    answer = (
+    answer_text = (
         f"{VERDICTS[first_option.fit.verdict]} on {plural(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
@@ -79,7 +79,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each; --hardware says what else would make it fit",
         nominal if any(option.fit.nominal for option in options) else "",
     ]
-    data = {
+    document = {
         "model": model_data(preset),
         "workload": workload_data(memory),
         "execution": execution_data(memory),
@@ -95,14 +95,14 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         rows,
         settings_text(memory, memory.attention),
         [note for note in notes if note],
-        answer,
+        answer_text,
         name="options",
     )
-    return Report(data, [table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, [table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
-    """Returns plain data of the accelerators that could be used for a run."""
+    """Returns the accelerators on which a run could fit as plain data."""
     return [
         {
             "hardware": option.fit.hardware.name,
@@ -128,7 +128,7 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
     screen = _Screen(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _search_notes(fit_answer)
     )
-    data = _fit_document(preset, fit_answer) | {
+    document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
         "decoding": _decoding_data(fit_answer),
     }
@@ -139,7 +139,7 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
     return screen.report(
-        preset, fit_answer.memory, fit_answer.fit, [*device_changes, *fit_answer.changes], data, remark
+        preset, fit_answer.memory, fit_answer.fit, [*device_changes, *fit_answer.changes], document, remark
     )
 
 
@@ -148,7 +148,7 @@ USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 def _decoding_table(runs: Sequence[TimedRun]) -> Table:
     """Returns the table of seconds per token of every user: for the run's users, and for the most users that fit."""
-    rows = [Row([run.sequences, *decoding_cells(run)]) for run in runs]
+    rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     return Table(
         f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
@@ -156,11 +156,11 @@ def _decoding_table(runs: Sequence[TimedRun]) -> Table:
 
 
 def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
-    return [{"users": run.sequences, **decoding_data(run)} for run in fit_answer.decoding]
+    return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
 
 
 def _more_devices(option: HardwareOption) -> Change:
-    """Returns the change to a larger number of accelerators."""
+    """Returns the change of a run to a larger number of accelerators."""
     layout = "" if option.layout is None else option.layout.options()
     return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
@@ -184,7 +184,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
-    data = {
+    document = {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
         "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, layout_plan.framework)),
@@ -206,7 +206,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         rows,
         notes,
     )
-    return screen.report(preset, fit_answer.memory, fit, fit_answer.changes, data)
+    return screen.report(preset, fit_answer.memory, fit, fit_answer.changes, document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
@@ -225,8 +225,8 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
         "each maximum changes one number of the run, with this layout",
     ]
-    needed_column, share, verdict = CHANGE_COLUMNS[1:]
-    columns = [Column("layout", "layout", justify="left"), needed_column, share, verdict]
+    needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
+    columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
     has_times = any(replica.decoding for replica in serving_answer.tried)
     if has_times:
         columns[-1:] = [*DECODING_COLUMNS, verdict]
@@ -246,7 +246,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     layout_notes = (
         [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
     )
-    data = {
+    document = {
         **_fit_document(preset, worst_fit),
         "devices": devices,
         "framework": "torch",
@@ -272,14 +272,14 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         notes,
         [Table("Layouts", columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return screen.report(preset, memory, fit, worst_fit.changes, data, CHANGES_NOTE)
+    return screen.report(preset, memory, fit, worst_fit.changes, document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
 class _Screen(NamedTuple):
-    """The part that the reports for one device and for several devices share.
+    """The content that the reports for one device and for several devices share.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.
@@ -297,7 +297,7 @@ class _Screen(NamedTuple):
         memory: Memory,
         fit: Fit,
         changes: Sequence[Change],
-        data: dict[str, Any],
+        document: dict[str, Any],
         remark: str = "",
     ) -> Report:
         """Returns the report. remark: a note below the changes; default none."""
@@ -320,7 +320,7 @@ class _Screen(NamedTuple):
                     "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
                 )
             )
-        return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+        return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _sequences_text(fit_answer: Fitting) -> str:
@@ -358,7 +358,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers."""
+    """Returns the JSON document; bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -52,52 +52,52 @@ OTHER = {"full": "causal", "causal": "full"}
 
 def report(
     preset: Preset,
-    count: FlopCount,
+    flop_count: FlopCount,
     rules: Sequence[Rule] = (),
-    share: RankShare | None = None,
+    rank_share: RankShare | None = None,
     measured_run: Utilization | None = None,
 ) -> Report:
     """Returns the report of the FLOPs of one pass as data and as a table.
 
     rules: rules of thumb, whose table comes first; default none.
-    share: the rank that is counted; default the whole model.
+    rank_share: the rank that is counted; default the whole model.
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
-    warnings = too_long(count.spec, count.workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _count_notes(count)
-    data: dict[str, Any] = {
+    warnings = too_long(flop_count.spec, flop_count.workload)
+    notes = warnings + without_repetitions(share_notes(rank_share, *_rank_notes(rank_share))) + _count_notes(flop_count)
+    document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "workload": {
-            **asdict(count.workload),
-            **asdict(count.run_config.counting),
-            **_execution_data(count.run_config.execution),
+            **asdict(flop_count.workload),
+            **asdict(flop_count.run_config.counting),
+            **_execution_data(flop_count.run_config.execution),
         },
         "flops": {
-            "total": count.total,
-            "full": count.full,
-            "causal": count.causal,
-            "by_component": count.by_component,
-            "per_token": count.per_token,
-            "tokens": count.tokens,
-            "mla": count.mla,
-            "forward": count.forward,
-            "backward": count.backward,
-            "recomputation": count.recomputed,
-            "recomputation_non_reentrant": count.recomputed - count.skipped_by_early_stop,
-            "attention_scores": count.scores,
+            "total": flop_count.total,
+            "full": flop_count.full,
+            "causal": flop_count.causal,
+            "by_component": flop_count.by_component,
+            "per_token": flop_count.per_token,
+            "tokens": flop_count.tokens,
+            "mla": flop_count.mla,
+            "forward": flop_count.forward,
+            "backward": flop_count.backward,
+            "recomputation": flop_count.recomputed,
+            "recomputation_non_reentrant": flop_count.recomputed - flop_count.skipped_by_early_stop,
+            "attention_scores": flop_count.scores,
         },
         "notes": notes,
-        "tree": _tree_data(count),
+        "tree": _tree_data(flop_count),
     }
-    tables = [_component_table(preset, count, notes, share)]
+    tables = [_component_table(preset, flop_count, notes, rank_share)]
     if rules:
-        data["flops"]["conventions"] = conventions.data(rules)
-        tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
+        document["flops"]["conventions"] = conventions.data(rules)
+        tables.insert(0, conventions.table(preset.display, headline(flop_count), flop_count, rules))
     if measured_run is not None:
-        data["utilization"] = utilization.data(measured_run)
-        tables.insert(0, utilization.table(preset.display, headline(count), measured_run))
-    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+        document["utilization"] = utilization.data(measured_run)
+        tables.insert(0, utilization.table(preset.display, headline(flop_count), measured_run))
+    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -105,26 +105,26 @@ def _without_towers(tree: Node) -> Node:
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
-def _tree_data(count: FlopCount) -> dict[str, Any]:
-    """Returns the tree with the FLOPs of its nodes, and the encoders that read images and audio in their own passes."""
-    figures = _figures_function(count.include)
-    data = tree_data(_without_towers(count.tree).place(count.run_config), figures)
-    if count.encoders and count.inputs is not None:
+def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
+    """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
+    figures = _figures_function(flop_count.include)
+    data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
+    if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
-        for run in count.inputs.runs:
-            towers = Node(TOWERS.name, children=run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers.place(run.run_config), figures)["children"]
-        sums = {"flops": count.encoders, "flops_in_all": count.encoders}
+        for encoder_run in flop_count.inputs.runs:
+            towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
+            encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
+        sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
         data |= {key: data[key] + value for key, value in sums.items()}
     return data
 
 
-def _rank_notes(share: RankShare | None) -> list[str]:
+def _rank_notes(rank_share: RankShare | None) -> list[str]:
     """Returns notes about the tokens and the experts of the counted rank."""
-    if share is None:
+    if rank_share is None:
         return []
-    layout = share.layout
+    layout = rank_share.layout
     return [
         *(["--batch: sequences of each replica"] if layout.dp > 1 else []),
         *([f"1/{layout.cp} of the tokens of each sequence; every rank computes as much"] if layout.cp > 1 else []),
@@ -132,8 +132,10 @@ def _rank_notes(share: RankShare | None) -> list[str]:
     ]
 
 
-def _component_table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
-    total, tokens, workload = count.total, count.tokens, count.workload
+def _component_table(
+    preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
+) -> Table:
+    total, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
     scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
@@ -148,60 +150,68 @@ def _component_table(preset: Preset, count: FlopCount, notes: Sequence[str], sha
         return Row([name, value / tokens, value, value / total, bar], depth, strong, is_sum=strong)
 
     rows: list[Row] = []
-    scores = by_kind(count.tree, scores_of, count.run_config, count.include)
-    for component, value in count.by_component.items():
+    scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
+    for component, value in flop_count.by_component.items():
         rows.append(row(component, value))
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
-    rows.append(row(f"total, {count.pairs} pairs", total, strong=True))
+    rows.append(row(f"total, {flop_count.pairs} pairs", total, strong=True))
     if workload.phase == "training":
-        phases = {"forward": count.forward, "backward": count.backward, "recomputation": count.recomputed}
+        phases = {
+            "forward": flop_count.forward,
+            "backward": flop_count.backward,
+            "recomputation": flop_count.recomputed,
+        }
         rows += [row(name, value, 1)._replace(is_sum=True) for name, value in phases.items() if value]
-    other_convention = OTHER[count.pairs]
+    other_convention = OTHER[flop_count.pairs]
     rows.append(
-        row(f"total, {other_convention} pairs", count.full if other_convention == "full" else count.causal, strong=True)
+        row(
+            f"total, {other_convention} pairs",
+            flop_count.full if other_convention == "full" else flop_count.causal,
+            strong=True,
+        )
     )
-    pass_text = with_rank(headline(count), share)
+    pass_text = with_rank(headline(flop_count), rank_share)
     return Table(preset.display, columns, rows, pass_text, notes, units.flops(total), name="components")
 
 
-def headline(count: FlopCount) -> str:
+def headline(flop_count: FlopCount) -> str:
     """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
-    workload = count.workload
-    mla_text = "" if count.mla is None else f", MLA {count.mla}"
-    return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{mla_text}"
+    workload = flop_count.workload
+    mla_text = "" if flop_count.mla is None else f", MLA {flop_count.mla}"
+    return f"{PASSES[workload.phase]} {tokens_of(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
 
 
-def _count_notes(count: FlopCount) -> list[str]:
-    workload = count.workload
-    experts = identity_experts(count.tree)
+def _count_notes(flop_count: FlopCount) -> list[str]:
+    workload = flop_count.workload
+    experts = identity_experts(flop_count.tree)
     uncounted_text = "".join(
         f"; also not counted, as it is element by element: {operation}"
-        for operation in _uncounted_operations(count.spec)
+        for operation in _uncounted_operations(flop_count.spec)
     )
-    notes = [PRODUCTS + uncounted_text, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes = [PRODUCTS + uncounted_text, *_latent_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
     if workload.phase == "decode":
         notes.append(
             f"decode: one new token of each sequence after {workload.context:,} in its cache (--context, or --seq "
             "where that alone is given)"
         )
-        notes += _decoding_notes(count)
+        notes += _decoding_notes(flop_count)
     elif workload.phase == "prefill":
         rank_notes = (
             f"after {plural(workload.context, 'token')} of each sequence in its cache; " if workload.context else ""
         )
         notes.append(f"prefill: {rank_notes}logits at the last position only")
-    elif "lm_head" in count.by_component:
+    elif "lm_head" in flop_count.by_component:
         notes.append("logits at every position")
     if workload.phase == "training":
-        notes += _training_notes(count)
-    if count.spec.kind == "encoder-decoder":
+        notes += _training_notes(flop_count)
+    if flop_count.spec.kind == "encoder-decoder":
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
-    if count.spec.mtp is not None and MTP.name not in count.include:
+    if flop_count.spec.mtp is not None and MTP.name not in flop_count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
-    counted_encoders = set() if count.inputs is None or not count.encoders else count.inputs.names
-    uncounted_towers = [name for name in count.spec.towers if name not in counted_encoders]
+    counted_encoders = set() if flop_count.inputs is None or not flop_count.encoders else flop_count.inputs.names
+    uncounted_towers = [name for name in flop_count.spec.towers if name not in counted_encoders]
     if uncounted_towers and not counted_encoders:
         notes.append(
             f"not counted: {', '.join(uncounted_towers)}; of vision and audio encoders only the parameters are "
@@ -210,30 +220,30 @@ def _count_notes(count: FlopCount) -> list[str]:
     return notes
 
 
-def _latent_notes(count: FlopCount) -> list[str]:
-    """Returns the form in which latent attention runs, and the option for the other form."""
-    if count.mla is None:
+def _latent_notes(flop_count: FlopCount) -> list[str]:
+    """Returns notes on the form in which latent attention runs, and the option for the other form."""
+    if flop_count.mla is None:
         return []
-    expands_cache = count.mla == "expanded" and count.workload.context
+    expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
     from_cache = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
-    other_form = "absorbed" if count.mla == "expanded" else "expanded"
-    return [f"{MLA[count.mla]}{from_cache} (--mla {other_form}: the other form)"]
+    other_form = "absorbed" if flop_count.mla == "expanded" else "expanded"
+    return [f"{MLA[flop_count.mla]}{from_cache} (--mla {other_form}: the other form)"]
 
 
-def _decoding_notes(count: FlopCount) -> list[str]:
+def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
-    ops = [place.node.op for place in count.tree.walk()]
+    ops = [node_position.node.op for node_position in flop_count.tree.walk()]
     convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if convolves else []),
-        *([ONE_STEP] if _uncounted_operations(count.spec) else []),
+        *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
         *([CHOSEN_KEYS] if chooses else []),
     ]
 
 
 def _uncounted_operations(spec: ModelSpec) -> list[str]:
-    """Returns the operations of recurrences that are not matrix products."""
+    """Returns the names of recurrences' operations that are no matrix products and so have no counted FLOPs."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
@@ -241,17 +251,17 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
     return list(dict.fromkeys(m.uncounted for m in mixers if isinstance(m, TokenMixer) and m.uncounted))
 
 
-def _training_notes(count: FlopCount) -> list[str]:
+def _training_notes(flop_count: FlopCount) -> list[str]:
     attention = (
         "2 × forward (eager)"
-        if count.run_config.attention not in ("flash", "sdpa")
+        if flop_count.run_config.attention not in ("flash", "sdpa")
         else "2.5 × forward (flash attention computes the scores once more)"
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
-    if count.recomputed:
-        notes.append(_recompute_note(count.run_config.execution.recompute))
-        saved_flops = count.skipped_by_early_stop
-        if count.run_config.execution.recompute.saved_operations:
+    if flop_count.recomputed:
+        notes.append(_recompute_note(flop_count.run_config.execution.recompute))
+        saved_flops = flop_count.skipped_by_early_stop
+        if flop_count.run_config.execution.recompute.saved_operations:
             return notes
         if saved_flops:
             fewer_text = (
@@ -261,16 +271,18 @@ def _training_notes(count: FlopCount) -> list[str]:
         else:
             fewer_text = "runs as much: it stops early, but nothing here ends in a plain product"
         notes.append(f"torch's non-reentrant checkpointing {fewer_text}")
-        if MTP.name in count.include and count.spec.mtp is not None:
+        if MTP.name in flop_count.include and flop_count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes
 
 
 def _execution_data(execution: Execution) -> dict[str, Any]:
-    """Returns the document of an execution, in which the operations that are saved are `kept`."""
-    data = asdict(execution)
-    data["recompute"] = {"kept" if name == "saved_operations" else name: v for name, v in data["recompute"].items()}
-    return data
+    """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
+    choices_data = asdict(execution)
+    choices_data["recompute"] = {
+        "kept" if name == "saved_operations" else name: choice for name, choice in choices_data["recompute"].items()
+    }
+    return choices_data
 
 
 def _recompute_note(recompute: Recompute) -> str:
@@ -291,7 +303,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda place: figures_of("flops", place, step_of, include)
+    return lambda node_position: figures_of("flops", node_position, step_of, include)
 
 
 @frozen(repr=False)
@@ -307,5 +319,5 @@ class Flops(CountedAnswer, FlopCount):
     utilization: Utilization | None = None
 
     def report(self) -> Report:
-        answer = report(self.preset, self, self.rules, self.share, self.utilization)
-        return with_inputs(with_draft(answer, self.draft), self.inputs)
+        answer_text = report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_inputs(with_draft(answer_text, self.draft), self.inputs)

@@ -42,9 +42,9 @@ DETAIL_COLUMNS = (
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
     """Returns the report: one row per accelerator, or with `details` one table each."""
-    data = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
+    document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
-        data, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
+        document, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
     )
 
 
@@ -139,7 +139,7 @@ def _memory_sizes_text(hardware: Hardware) -> str:
     """Writes the memory sizes in which a chip is sold; empty if there is only one."""
     if not hardware.configurations:
         return ""
-    names = [f"{hardware.name}-{size.memory_bytes // 2**30}gb" for size in hardware.configurations]
+    names = [f"{hardware.name}-{configuration.memory_bytes // 2**30}gb" for configuration in hardware.configurations]
     return f"these are the figures of the largest memory size; all of them: {', '.join(names)}"
 
 
@@ -172,7 +172,7 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
         "peak_flops": _by_format(hardware.peak_flops),
         "float16_accumulation_flops": _by_format(hardware.float16_accumulation_flops),
         "tdp_watts": hardware.tdp_watts,
-        "configurations": [size.model_dump() for size in hardware.configurations],
+        "configurations": [configuration.model_dump() for configuration in hardware.configurations],
         "sources": source_data(hardware.sources),
         "notes": list(hardware.notes),
     }

@@ -1,4 +1,4 @@
-"""The number of tokens that images and audio of a prompt become, in an answer."""
+"""The number of tokens that a prompt's images and audio become, as an entry and a note of a report."""
 
 from __future__ import annotations
 

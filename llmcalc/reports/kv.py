@@ -28,23 +28,25 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
-def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
-    """Returns the report: tables by kind of layer, of what-if changes, and of growth with length, in one unit.
+def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None) -> Report:
+    """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
-    share: the rank that is counted; default the whole model.
+    rank_share: the rank that is counted; default the whole model.
     """
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _cache_notes(cache)
-    source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    notes = (
+        warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
+    )
+    source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
-        | ({"source": source} if cache.spec.kind == "encoder-decoder" else {})
+        | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
         | {"dtype": cache.dtype}
     )
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
@@ -62,16 +64,16 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
                 }
                 for alternative in what_if
             },
-            "growth": [{"seq": tokens, "bytes": size} for tokens, size in cache.growth.items()],
+            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },
         "notes": notes,
     }
     scale = units.memory_scale(cache.bytes)
     return Report(
-        data,
+        document,
         [
-            _kinds_table(preset, cache, scale, notes, share),
-            _what_ifs(cache, what_if, scale),
+            _kinds_table(preset, cache, scale, notes, rank_share),
+            _changed_model_rows(cache, what_if, scale),
             _growth_table(cache, scale),
         ],
         warnings=as_warnings(preset, warnings),
@@ -82,22 +84,22 @@ def _dtype_names(cache: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
+def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
-    if share is None:
+    if rank_share is None:
         return []
     undivided_bytes = bits_to_bytes(
-        share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
+        rank_share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
     )
-    copies = cache.bytes * share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
-        *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
+        *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
         *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
     ]
 
 
 def _kinds_table(
-    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: RankShare | None
+    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], rank_share: RankShare | None
 ) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
@@ -112,7 +114,7 @@ def _kinds_table(
         for group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
-    cache_text = with_rank(headline(cache), share)
+    cache_text = with_rank(headline(cache), rank_share)
     return Table(preset.display, columns, rows, cache_text, notes, units.memory(cache.bytes), name="layers")
 
 
@@ -125,7 +127,7 @@ def headline(cache: CacheSize) -> str:
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token}"
 
 
-def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
+def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
     dtypes = _dtype_names(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),
@@ -147,7 +149,7 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
 
 
 def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
-    sizes = cache.growth
+    bytes_by_tokens = cache.growth
     per_token = units.memory_scale(cache.bytes_per_token)
     batch = cache.workload.batch
     columns = (
@@ -156,8 +158,8 @@ def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
         Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
     )
     rows = [
-        Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
-        for tokens, size in sizes.items()
+        Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], strong=tokens == cache.workload.seq)
+        for tokens, cache_bytes in bytes_by_tokens.items()
     ]
     return Table("", columns, rows, name="growth")
 

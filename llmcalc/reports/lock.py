@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Returns the first digits of a hash digest; other values unchanged."""
+    """Shortens a hash digest to its first digits; other values stay unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
@@ -34,18 +34,25 @@ CHANGE_COLUMNS = (
 )
 
 
-def report(entries: Sequence[Locked]) -> Report:
+def report(lock_entries: Sequence[Locked]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    rows = [_entry_row(entry.data) for entry in entries]
-    data = {"lock": 1, "llmcalc": program_version(), "models": [entry.data for entry in entries]}
-    return Report(data, [Table("Lock", COLUMNS, rows, answer=plural(len(entries), "model"))])
+    rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
+    document = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
+    return Report(document, [Table("Lock", COLUMNS, rows, answer=plural(len(lock_entries), "model"))])
 
 
-def _entry_row(data: dict[str, Any]) -> Row:
-    per_token = None if data["cache"] is None else data["cache"]["bytes_per_token"]
-    counts = data["params"]
+def _entry_row(document: dict[str, Any]) -> Row:
+    per_token = None if document["cache"] is None else document["cache"]["bytes_per_token"]
+    counts = document["params"]
     return Row(
-        [data["target"], counts["total"], counts["active"], per_token, data["weights"]["published"], data["sha256"]]
+        [
+            document["target"],
+            counts["total"],
+            counts["active"],
+            per_token,
+            document["weights"]["published"],
+            document["sha256"],
+        ]
     )
 
 
@@ -54,11 +61,11 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
 
     models: their number.
     """
-    answer = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
+    answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
     rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
     checked_by = program_version()
     notes = [f"locked by llmcalc {version}, checked by {checked_by}"] if version != checked_by else []
-    data = {
+    document = {
         "file": file,
         "ok": not changes,
         "locked_by": version,
@@ -68,7 +75,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
             for change in changes
         ],
     }
-    return Report(data, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer)], warnings=notes)
+    return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 
 
 def _value_text(value: Any) -> str:

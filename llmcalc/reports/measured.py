@@ -21,7 +21,7 @@ COLUMNS = (
 def report(name: str, class_name: str, tree: Measured) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
     total = tree.params
-    data = {
+    document = {
         "model": {"name": name, "kind": "measured", "class": class_name},
         "params": {"total": total, "by_component": {c.name: c.params * c.repeat for c in tree.children}},
         "measured": True,
@@ -35,9 +35,9 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"
     ]
-    return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]).of(
-        name
-    )
+    return Report(
+        document, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]
+    ).of(name)
 
 
 def _short_name(name: str) -> str:

@@ -103,14 +103,14 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
-    answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
+    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
     )
-    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
+    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_section = fits_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
@@ -199,7 +199,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
 
 def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
-    """Returns plain data that say whether a run fits on each accelerator."""
+    """Returns the verdicts whether a run fits on each accelerator as plain data."""
     return [
         {
             "hardware": fit.hardware.name,
@@ -239,9 +239,9 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
     memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
     choices = kernel_choices(settings, memory.spec, attention)
     adapters = memory_use.adapters
-    data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
+    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
-        data |= {
+        choices_data |= {
             "cross_entropy": choices.cross_entropy,
             "logits_dtype": choices.logits_dtype
             or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
@@ -263,12 +263,12 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
             },
         }
     else:
-        data |= {
+        choices_data |= {
             "chunk": prompt_chunk(settings, memory_use),
             "kv_block": cache_block(settings, memory_use) or None,
             "mla": settings.mla or "auto",
         }
-    return {**data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
+    return {**choices_data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "device_bytes": device.device_bytes,
         "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
         "by_kind": dict(device.by_kind),
-        "by_phase": {phase: dict(kinds) for phase, kinds in device.moments.items()},
+        "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
         "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
         "terms": [
             {
@@ -298,13 +298,19 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
     """Returns the quantization scheme and the bytes of weights by part; None if weights are not quantized."""
-    size = memory_use.quantized
-    if size is None:
+    quantized_size = memory_use.quantized
+    if quantized_size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
     return {
-        "quantization": {"scheme": size.scheme.label, "source": size.scheme.source, "unconverted_dtype": size.dtype},
-        "weights_by_part": size.by_part.data(),
-        "weights_by_component": {kind: component_bytes.data() for kind, component_bytes in size.by_component.items()},
+        "quantization": {
+            "scheme": quantized_size.scheme.label,
+            "source": quantized_size.scheme.source,
+            "unconverted_dtype": quantized_size.dtype,
+        },
+        "weights_by_part": quantized_size.by_part.data(),
+        "weights_by_component": {
+            component: component_bytes.data() for component, component_bytes in quantized_size.by_component.items()
+        },
     }
 
 
@@ -320,34 +326,39 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
     """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
 
-    def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
-        share = size / device.device_bytes
-        bar = None if depth or strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, units.short_dtype(dtype) if dtype else None, size, share, bar], depth, strong, is_sum=strong)
+    def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
+        peak_fraction = byte_count / device.device_bytes
+        bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        return Row(
+            [name, units.short_dtype(dtype) if dtype else None, byte_count, peak_fraction, bar],
+            depth,
+            strong,
+            is_sum=strong,
+        )
 
     formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
     rows: list[Row] = []
-    for kind, size in device.by_kind.items():
-        if size:
-            name, dtype = KIND_NAMES[kind], formats.get(kind, "")
-            if kind == "weights" and memory_use.quantized is not None:
+    for memory_kind, byte_count in device.by_kind.items():
+        if byte_count:
+            name, dtype = KIND_NAMES[memory_kind], formats.get(memory_kind, "")
+            if memory_kind == "weights" and memory_use.quantized is not None:
                 name, dtype = f"weights ({memory_use.quantized.scheme.label})", ""
-            rows.append(row(name, dtype, size, kind=kind))
-            rows += _weight_rows(memory_use, row) if kind == "weights" else []
+            rows.append(row(name, dtype, byte_count, memory_kind=memory_kind))
+            rows += _weight_rows(memory_use, row) if memory_kind == "weights" else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
-    rows += [row(name, "", size) for name, size in estimated_parts(device)]
+    rows += [row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
     return [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
     """Returns rows of the parts of quantized weights."""
-    size = memory_use.quantized
-    if size is None:
+    quantized_size = memory_use.quantized
+    if quantized_size is None:
         return []
-    formats = {"unconverted": size.dtype}
+    formats = {"unconverted": quantized_size.dtype}
     return [
         row(name, formats.get(name, ""), part_bytes, 1)
-        for name, part_bytes in size.by_part.data().items()
+        for name, part_bytes in quantized_size.by_part.data().items()
         if part_bytes
     ]
 
@@ -358,55 +369,65 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
     device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
     The allocator's rounding and free blocks and the context are those of the highest phase.
     """
-    phases = {phase: kinds for phase, kinds in device.moments.items() if kinds}
+    phases = {phase: bytes_by_kind for phase, bytes_by_kind in device.moments.items() if bytes_by_kind}
     phases[device.peak_at.phase] = device.by_kind
     columns = [
         Column("part", f"{units.GIB.name} at the peak of each phase", justify="left"),
         *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
     ]
 
-    def at_peak(size: int) -> list[int | None]:
-        return [size if phase == device.peak_at.phase else None for phase in phases]
+    def at_peak(byte_count: int) -> list[int | None]:
+        return [byte_count if phase == device.peak_at.phase else None for phase in phases]
 
     rows: list[Row] = []
-    for kind in device.by_kind:
-        sizes = [kinds.get(kind, 0) for kinds in phases.values()]
-        if any(sizes):
-            name = KIND_NAMES[kind] if device_use is None else _kind_text(device_use, kind)
-            rows.append(Row([name, *(size or None for size in sizes)]))
-            if kind == "optimizer" and device_use is not None:
+    for memory_kind in device.by_kind:
+        bytes_of_phases = [bytes_by_kind.get(memory_kind, 0) for bytes_by_kind in phases.values()]
+        if any(bytes_of_phases):
+            name = KIND_NAMES[memory_kind] if device_use is None else _kind_text(device_use, memory_kind)
+            rows.append(Row([name, *(byte_count or None for byte_count in bytes_of_phases)]))
+            if memory_kind == "optimizer" and device_use is not None:
                 rows += _optimizer_rows(device_use, list(phases.values()))
-    rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True, is_sum=True))
-    rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
+    rows.append(
+        Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
+    )
+    rows += [Row([name, *at_peak(byte_count)]) for name, byte_count in estimated_parts(device)]
     rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True, is_sum=True))
     return columns, [*rows, *([Row(["on the host", *at_peak(device.host_bytes)])] if device.host else [])]
 
 
-def _kind_text(memory_use: MemoryUse, kind: str) -> str:
+def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     """Returns the name of a kind of memory in a training step, with its number format or the optimizer's name."""
-    name = KIND_NAMES[kind]
-    if kind == "weights" and memory_use.adapters is not None:
+    name = KIND_NAMES[memory_kind]
+    if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
     formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
-    if kind == "optimizer" and memory_use.optimizer is not None:
+    if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return f"{name} ({units.short_dtype(formats[kind])})" if formats.get(kind) else name
+    return f"{name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else name
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns rows of master weights and optimizer states, which stay in all phases. phases: phase → bytes by kind."""
-    if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
+    """Returns rows of master weights and optimizer states, which exist in all phases.
+
+    phases: bytes by kind, by phase.
+    """
+    if memory_use.optimizer is None or any(
+        bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases
+    ):
         return []
 
     state = memory_use.optimizer
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
-        (name, "" if state.dtype == "uint8" else state.dtype, size)
-        for name, size in state.states.items()
+        (name, "" if state.dtype == "uint8" else state.dtype, byte_count)
+        for name, byte_count in state.states.items()
         if name != "step"
     ]
     names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
-    return [Row([name, *(size for _ in phases)], 1) for name, (_, _, size) in zip(names, optimizer_parts, strict=True)]
+    return [
+        Row([name, *(byte_count for _ in phases)], 1)
+        for name, (_, _, byte_count) in zip(names, optimizer_parts, strict=True)
+    ]
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:
@@ -452,7 +473,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 
 def not_counted(memory_use: MemoryUse) -> list[str]:
-    """Returns the tensors that the answer does not count."""
+    """Returns a note on the tensors that the answer does not count."""
     texts = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
         runs_encoders = memory_use.inputs is not None and bool(memory_use.inputs.runs)
@@ -494,13 +515,13 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     if adapters is not None:
         precision = f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
     optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
-    step = "" if optimizer is None else f"{implementation} {optimizer.name}"
-    run = run_text(memory_use).partition(" (")[0]
-    return f"{run}: " + ", ".join(text for text in (attention, step, precision) if text)
+    optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
+    run_title = run_text(memory_use).partition(" (")[0]
+    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision) if text)
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes which tensors pure bf16 keeps in 16 bits; empty for another precision than the default."""
+    """Writes which tensors pure bf16 stores in 16 bits; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:
@@ -515,7 +536,7 @@ def _pure_note(memory: Memory) -> str:
 
 
 def keeps_small_segments(memory: Memory) -> bool:
-    """Whether segments that no later tensor fits into are more than 2 % of the peak."""
+    """Whether allocator segments that are too small for later tensors are more than 2 % of the peak."""
     device = memory.device
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
@@ -561,15 +582,15 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
 
 def _execution_note(memory: Memory) -> str:
     """Writes the choices of kernels with their options."""
-    data = execution_data(memory)
-    texts = [f"{memory.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
+    choices_data = execution_data(memory)
+    texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
     if memory.settings.phase == "training":
-        texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
-        texts.append(f"recompute {data['recompute']} (--recompute)")
-        if data["dropout"]:
-            places = ", ".join(f"{probability:g} ({place})" for place, probability in data["dropout"].items())
+        texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
+        texts.append(f"recompute {choices_data['recompute']} (--recompute)")
+        if choices_data["dropout"]:
+            places = ", ".join(f"{probability:g} ({place})" for place, probability in choices_data["dropout"].items())
             texts.append(f"dropout {places} (--dropout)")
-        texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
+        texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
 
 

@@ -38,11 +38,11 @@ class MemoryAnswer(Answer):
     @property
     @abstractmethod
     def memory(self) -> Memory:
-        """The run's memory on one device."""
+        """The model and the settings whose memory is computed."""
 
     @abstractmethod
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        """Returns the memory of the device that needs most, on accelerators with this CUDA runtime."""
+        """Returns the memory of the device that needs most, for accelerators with the given CUDA runtime."""
 
     @property
     def assumed(self) -> str:
@@ -51,7 +51,7 @@ class MemoryAnswer(Answer):
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """Whether the run fits on each named accelerator, in their order; by default on common ones, by size."""
+        """The verdict for each named accelerator in order; without names, for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)
@@ -92,5 +92,5 @@ class DeviceUse(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        answer = report(self.preset, self, self.fits, self.assumed)
-        return with_inputs(with_draft(answer, self.draft, counted=True), self.states.inputs)
+        reported = report(self.preset, self, self.fits, self.assumed)
+        return with_inputs(with_draft(reported, self.draft, counted=True), self.states.inputs)

@@ -12,32 +12,34 @@ Figures: TypeAlias = Callable[[Place], dict[str, Any]]
 """Function of a node in its context that returns its numbers by name."""
 
 
-def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
-    """Returns a node and its children as nested dicts, with their numbers."""
-    node = place.node
-    data: dict[str, Any] = {"name": node.segment, **figures(place)}
+def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
+    """Returns a node and its children as nested dicts, with their counts."""
+    node = node_position.node
+    node_data: dict[str, Any] = {"name": node.segment, **figures(node_position)}
     for key in ("kind", "label", "optional", "source"):
         if getattr(node, key):
-            data[key] = getattr(node, key)
+            node_data[key] = getattr(node, key)
     if node.role != "own":
-        data["role"] = node.role
+        node_data["role"] = node.role
     if node.op is not None:
-        data["op"] = type(node.op).__name__
+        node_data["op"] = type(node.op).__name__
     if node.children:
-        data["children"] = [tree_data(child, figures) for child in place.children()]
-    return data
+        node_data["children"] = [tree_data(child, figures) for child in node_position.children()]
+    return node_data
 
 
-def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Returns a node's quantity per copy of its parent, per repeat of the node, and in the whole model.
+def figures_of(
+    quantity: str, node_position: Place, cost: Cost, include: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Returns a node's count per copy of its parent, per repeat of the node, and in the whole model.
 
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    per_repeat, repeat = place.cost_per_repeat(cost, include), place.node.repeat
+    per_repeat, repeat = node_position.cost_per_repeat(cost, include), node_position.node.repeat
     data: dict[str, Any] = {quantity: times(per_repeat, repeat)}
     if repeat != 1:
         data |= {"repeat": repeat, f"{quantity}_each": per_repeat}
-    return data | {f"{quantity}_in_all": times(per_repeat, place.times)}
+    return data | {f"{quantity}_in_all": times(per_repeat, node_position.times)}

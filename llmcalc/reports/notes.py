@@ -80,8 +80,9 @@ def tokens_of(spec: ModelSpec, workload: Workload) -> str:
 
 
 def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
-    """Returns a note if a sequence has more tokens than the model's context length; decoding is asked for by those that
-    it reads.
+    """Returns a note if a sequence has more tokens than the model's context length.
+
+    A decoding pass is described by the tokens that it reads from the cache.
     """
     longest_length = workload.context if workload.phase == "decode" else workload.context + workload.seq
     if spec.kind == "encoder-decoder":
@@ -97,7 +98,7 @@ def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 def identity_experts(tree: Node) -> str:
     """Returns a note about the count of tokens with identity experts; empty for a model without them."""
-    ops = (place.node.op for place in tree.walk())
+    ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     counts = ", ".join(
         f"{op_found.maps[0].top_k} of {op_found.maps[0].num_experts:,} beside {op_found.count:,}"

@@ -36,43 +36,60 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, count: ParameterCount, share: RankShare | None = None) -> Report:
-    """Returns the report of parameters as data and as a table. share: the counted rank; default the whole model."""
-    total = count.total
-    data = {
+def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare | None = None) -> Report:
+    """Returns the report of parameters as data and as a table.
+
+    rank_share: the counted rank; default the whole model.
+    """
+    total = parameter_count.total
+    document = {
         "model": model_data(preset),
-        **share_data(share),
+        **share_data(rank_share),
         "params": {
             "total": total,
-            "active": count.active,
-            "embedding": count.embedding,
-            "non_embedding": count.non_embedding,
-            "by_component": count.by_component,
-            "buffers": count.buffers,
-            "left_out": count.left_out,
+            "active": parameter_count.active,
+            "embedding": parameter_count.embedding,
+            "non_embedding": parameter_count.non_embedding,
+            "by_component": parameter_count.by_component,
+            "buffers": parameter_count.buffers,
+            "left_out": parameter_count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(count.tree.place(), _figures_function(count.include)),
+        "tree": tree_data(parameter_count.tree.place(), _figures_function(parameter_count.include)),
     }
-    if count.active_at_least != count.active:
-        data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
-    if share is not None:
-        data["params"]["copied"] = share.model.copied(count.include)
-    rows = _component_rows(count.tree, total, count.include)
+    if parameter_count.active_at_least != parameter_count.active:
+        document["params"] |= {
+            "active_at_least": parameter_count.active_at_least,
+            "active_evenly": parameter_count.active_evenly,
+        }
+    if rank_share is not None:
+        document["params"]["copied"] = rank_share.model.copied(parameter_count.include)
+    rows = _component_rows(parameter_count.tree, total, parameter_count.include)
     rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
-    if count.active != total:
+    if parameter_count.active != total:
         rows.append(
-            Row(["active per token", None, None, count.active, count.active / total, None], strong=True, is_sum=True)
+            Row(
+                ["active per token", None, None, parameter_count.active, parameter_count.active / total, None],
+                strong=True,
+                is_sum=True,
+            )
         )
-    model_text, notes = with_rank(headline(preset.model), share), _params_notes(preset, count, share)
-    table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(count))
-    return Report(data, [table]).of(preset.target)
+    model_text, notes = (
+        with_rank(headline(preset.model), rank_share),
+        _params_notes(preset, parameter_count, rank_share),
+    )
+    table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(parameter_count))
+    return Report(document, [table]).of(preset.target)
 
 
-def answer(count: ParameterCount) -> str:
+def answer(parameter_count: ParameterCount) -> str:
     """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
-    active_text = "" if count.active == count.total else f", {units.count(count.active)} active per token"
-    return f"{units.count(count.total)} parameters{active_text}"
+    active_text = (
+        ""
+        if parameter_count.active == parameter_count.total
+        else f", {units.count(parameter_count.active)} active per token"
+    )
+    return f"{units.count(parameter_count.total)} parameters{active_text}"
 
 
 Part: TypeAlias = tuple[str, Row]
@@ -82,19 +99,19 @@ Part: TypeAlias = tuple[str, Row]
 def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
     table_parts: list[Part] = []
-    for place in tree.place().children():
-        if not place.optional or place.optional in include:
-            _add_rows(table_parts, place, total, include, 0)
+    for node_position in tree.place().children():
+        if not node_position.optional or node_position.optional in include:
+            _add_rows(table_parts, node_position, total, include, 0)
     return _with_bars(table_parts)
 
 
-def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = place.node, place.cost_per_repeat(total_of, include)
+def _add_rows(table_parts: list[Part], node_position: Place, total: int, include: frozenset[str], depth: int) -> None:
+    node, per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((place.kind, _component_row(name, per_repeat, place.times, total, depth)))
-    children = list(place.children())
+    table_parts.append((node_position.kind, _component_row(name, per_repeat, node_position.times, total, depth)))
+    children = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
         for child in children:
@@ -103,7 +120,7 @@ def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozen
         if node.kind == "layer" and norms:
             norm_total = sum(norm.total(total_of) for norm in norms)
             if norm_total:
-                table_parts.append(("norm", _component_row("norms", norm_total, place.times, total, depth + 1)))
+                table_parts.append(("norm", _component_row("norms", norm_total, node_position.times, total, depth + 1)))
         else:
             for norm in norms:
                 _add_rows(table_parts, norm, total, include, depth + 1)
@@ -133,46 +150,54 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     return rows
 
 
-def _params_notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
-    notes = _published_notes(preset, count) if share is None else _rank_notes(preset, count, share)
-    for option, size in count.left_out.items():
+def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare | None) -> list[str]:
+    notes = (
+        _published_notes(preset, parameter_count)
+        if rank_share is None
+        else _rank_notes(preset, parameter_count, rank_share)
+    )
+    for option, parameters in parameter_count.left_out.items():
         notes.append(
-            f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
+            f"not counted: {option}, {units.count(parameters)} ({units.exact(parameters)}); "
             f"{OPTIONAL_PARTS[option].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
-    thumb = "" if share is not None else rule_of_thumb(preset, count)
-    notes += [CONVENTION, thumb, identity_experts(count.tree)]
-    if count.active_at_least != count.active:
-        even_active, fewest_active = units.count(count.active_evenly), units.count(count.active_at_least)
+    thumb = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
+    notes += [CONVENTION, thumb, identity_experts(parameter_count.tree)]
+    if parameter_count.active_at_least != parameter_count.active:
+        even_active, fewest_active = (
+            units.count(parameter_count.active_evenly),
+            units.count(parameter_count.active_at_least),
+        )
         notes.append(
             f"active per token with identity experts among its own: {even_active} on average if all experts are chosen "
             f"alike, {fewest_active} at least"
         )
-    if count.buffers:
+    if parameter_count.buffers:
         notes.append(
-            f"not counted: {units.exact(count.buffers)} non-trainable buffer elements stored in the checkpoint"
+            f"not counted: {units.exact(parameter_count.buffers)} non-trainable buffer elements stored in the "
+            "checkpoint"
         )
     return without_repetitions(notes)
 
 
-def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
+def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare) -> list[str]:
     """Returns notes about the counted rank, its copied parameters and the whole model."""
-    model_total = preset.model.tree().total(total_of, include=count.include)
-    spec, chunks = preset.model, share.model.chunks
-    is_tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
+    model_total = preset.model.tree().total(total_of, include=parameter_count.include)
+    spec, chunks = preset.model, rank_share.model.chunks
+    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
     return share_notes(
-        share,
+        rank_share,
         f"the whole model has {units.exact(model_total)} parameters",
-        copies_text(share.model.copied(count.include)),
+        copies_text(rank_share.model.copied(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
-        if share.layout.ep > 1 and count.active != count.total
+        if rank_share.layout.ep > 1 and parameter_count.active != parameter_count.total
         else "",
     )
 
 
-def _published_notes(preset: Preset, count: ParameterCount) -> list[str]:
+def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
     """Compares the count with the published figure; a difference has the first reason that the preset states."""
     published_figures, note = preset.published, preset.published.parameters_note or ""
     first_reason, further_reasons, _ = note.partition("; ")
@@ -180,9 +205,11 @@ def _published_notes(preset: Preset, count: ParameterCount) -> list[str]:
         note = f"{first_reason}; llmcalc presets {preset.name} says more"
     reason_text = f" ({note})" if note else ""
     if published_figures.parameters is not None:
-        difference = count.total - published_figures.parameters
+        difference = parameter_count.total - published_figures.parameters
         verdict = units.difference(difference) + (
-            " (the published figure may exclude the optional modules you added)" if difference and count.include else ""
+            " (the published figure may exclude the optional modules you added)"
+            if difference and parameter_count.include
+            else ""
         )
         return [f"published {units.exact(published_figures.parameters)}: {verdict}{reason_text if difference else ''}"]
     if not published_figures.nominal:
@@ -195,10 +222,14 @@ DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_
 """Components of the models to which the rule of thumb applies."""
 
 
-def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
+def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     """Compares 12Lh² + 2Vh with the exact count (Kaplan 2020, §2.1); empty unless it is a dense decoder."""
     spec = preset.model
-    if spec.kind != "decoder" or spec.from_target or not count.by_component.keys() <= DENSE_DECODER_COMPONENTS:
+    if (
+        spec.kind != "decoder"
+        or spec.from_target
+        or not parameter_count.by_component.keys() <= DENSE_DECODER_COMPONENTS
+    ):
         return ""
     layers, h = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
@@ -206,16 +237,16 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "
-        f"{against(thumb / count.total - 1, 'the exact count')}"
+        f"{against(thumb / parameter_count.total - 1, 'the exact count')}"
     )
 
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
-    def figures(place: Place) -> dict[str, Any]:
-        data = figures_of("params", place, total_of, include)
-        active_params = place.total(active_of, include)
+    def figures(node_position: Place) -> dict[str, Any]:
+        data = figures_of("params", node_position, total_of, include)
+        active_params = node_position.total(active_of, include)
         return data if active_params == data["params"] else data | {"active": active_params}
 
     return figures

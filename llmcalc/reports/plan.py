@@ -38,52 +38,60 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset, layout_plan: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None
+    preset: Preset, layout_plan: LayoutPlan, instead: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
     instead: the nearest possible layouts if no layout is possible; default empty.
-    sizes: sizes of a layout whose place in the order is shown; default none.
+    requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
     plan, memory = layout_plan.plan, layout_plan.memory
     capacity = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
-    run = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    run_description = f"{run}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
+    run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
     time_ties = ties(plan.feasible)
     rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
-    place = None if sizes is None else _rank_of_layout(layout_plan, sizes)
+    layout_position = None if requested_sizes is None else _rank_of_layout(layout_plan, requested_sizes)
     notes = without_repetitions(
-        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_plan_notes(layout_plan)]
+        [
+            *warnings,
+            instead,
+            *([] if layout_position is None else [_place_text(layout_position)]),
+            *_plan_notes(layout_plan),
+        ]
     )
     title = preset.display
     columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
     tables = [Table(title, columns, rows, run_description, notes, _answer_text(layout_plan), name="feasible")]
     if plan.refused:
-        reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
+        reasons = [
+            Row([reason, layout_count])
+            for reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
+        ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
-    data = _plan_data(preset, layout_plan) | ({} if place is None else {"where": place})
-    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
+    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _rank_of_layout(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the rank of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
+def _rank_of_layout(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
-    return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
+    return {"layout": dict(requested_sizes), "place": place_of(order, requested_sizes), "of": len(order)}
 
 
-def _place_text(place: dict[str, Any]) -> str:
-    layout = " ".join(f"{name}{size}" for name, size in place["layout"].items())
-    if place["place"] is None:
-        return f"{layout}: is not among the {place['of']:,} layouts whose tensors may fit"
-    return f"{layout}: place {place['place']:,} of {place['of']:,}"
+def _place_text(layout_position: dict[str, Any]) -> str:
+    layout = " ".join(f"{name}{degree}" for name, degree in layout_position["layout"].items())
+    if layout_position["place"] is None:
+        return f"{layout}: is not among the {layout_position['of']:,} layouts whose tensors may fit"
+    return f"{layout}: place {layout_position['place']:,} of {layout_position['of']:,}"
 
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
-    """Writes how many layouts fit, of all or of the replayed layouts, and the seconds of the fastest layout."""
+    """Writes how many layouts fit, among all or the replayed ones, and the seconds of the fastest layout."""
     plan = layout_plan.plan
     fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
@@ -105,8 +113,8 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
     estimate = layout_plan.range(candidate)
     if estimate is None:
         return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
-    step, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
-    return Row([*cells, step, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
+    seconds_cell, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
+    return Row([*cells, seconds_cell, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -138,14 +146,14 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
         fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried:,} may fit"
         notes.insert(0, f"with --recompute full {fit_text}: their tensors do")
     if layout_plan.plan.unreplayed:
-        count = len(layout_plan.plan.unreplayed)
+        layout_count = len(layout_plan.plan.unreplayed)
         upper_bound = max(candidate.upper_bound for candidate in layout_plan.plan.unreplayed)
         notes.insert(
             0,
-            f"{count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
+            f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
             "allocator's "
             f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); --rows "
-            f"{layout_plan.rows + count} replays more of them",
+            f"{layout_plan.rows + layout_count} replays more of them",
         )
     if not layout_plan.plan.tried:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")

@@ -47,25 +47,28 @@ DETAIL_COLUMNS = (
 
 def report(presets: Sequence[Counted], details: bool) -> Report:
     """Returns the report: one row per model, or with `details` one table per model."""
-    data = {"presets": [preset_data(preset, count) for preset, count in presets]}
+    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in presets]}
     return Report(
-        data, [_detail_table(preset, count) for preset, count in presets] if details else [_list_table(presets)]
+        document,
+        [_detail_table(preset, parameter_count) for preset, parameter_count in presets]
+        if details
+        else [_list_table(presets)],
     )
 
 
 def _list_table(presets: Sequence[Counted]) -> Table:
     rows = []
-    for preset, count in presets:
-        active_params = None if count.active == count.total else count.active
+    for preset, parameter_count in presets:
+        active_params = None if parameter_count.active == parameter_count.total else parameter_count.active
         rows.append(
             Row(
                 [
                     preset.name,
                     preset.model.kind,
                     preset.released,
-                    count.total,
+                    parameter_count.total,
                     active_params,
-                    _published_verdict(preset, count),
+                    _published_verdict(preset, parameter_count),
                 ]
             )
         )
@@ -79,23 +82,25 @@ def _list_table(presets: Sequence[Counted]) -> Table:
     return Table("Models", LIST_COLUMNS, rows, notes=notes)
 
 
-def _published_verdict(preset: Preset, count: ParameterCount) -> str:
+def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
     """Writes the comparison with the published count: `equal`, a difference, or `≈70B`."""
     published_params = preset.published.parameters
     if published_params is None:
         return f"≈{preset.published.nominal}" if preset.published.nominal else ""
-    return units.difference(count.total - published_params)
+    return units.difference(parameter_count.total - published_params)
 
 
-def _detail_table(preset: Preset, count: ParameterCount) -> Table:
+def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     published_figures, training = preset.published, preset.training
-    rows = [Row(["total parameters", units.count(count.total), count.total])]
-    if count.active != count.total:
-        rows.append(Row(["active per token", units.count(count.active), count.active]))
-    for option, size in count.left_out.items():
-        rows.append(Row([f"not in the total: {option}", units.count(size), size]))
+    rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
+    if parameter_count.active != parameter_count.total:
+        rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
+    for option, parameters in parameter_count.left_out.items():
+        rows.append(Row([f"not in the total: {option}", units.count(parameters), parameters]))
     if published_figures.parameters is not None:
-        rows.append(Row(["published weights", _published_verdict(preset, count), published_figures.parameters]))
+        rows.append(
+            Row(["published weights", _published_verdict(preset, parameter_count), published_figures.parameters])
+        )
     published_fields = {
         "published figure": published_figures.nominal,
         "published active": published_figures.active,
@@ -118,7 +123,7 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
     return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
 
 
-def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:
+def preset_data(preset: Preset, parameter_count: ParameterCount) -> dict[str, Any]:
     """Returns a preset as plain data, without its architecture."""
     return {
         "name": preset.name,
@@ -128,7 +133,11 @@ def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:
         "developer": preset.developer,
         "released": preset.released,
         "dtype": preset.dtype,
-        "parameters": {"total": count.total, "active": count.active, "left_out": count.left_out},
+        "parameters": {
+            "total": parameter_count.total,
+            "active": parameter_count.active,
+            "left_out": parameter_count.left_out,
+        },
         "published": preset.published.model_dump(mode="json"),
         "training": preset.training.model_dump(mode="json", exclude_none=True),
         "assumptions": list(preset.assumptions),

@@ -61,15 +61,15 @@ class RanksUse(MemoryAnswer, Cluster):
 
     @cached_property
     def phases(self) -> list[RolloutPhase]:
-        """The phases of the run on the first named accelerator, or on the assumed one."""
+        """The reinforcement-learning phases on the first named accelerator, or on the assumed one."""
         return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """Whether the run fits on each accelerator, over all its phases."""
-        return [self._over_phases(fit) for fit in super().fits if self._serves_on(fit.hardware)]
+        """The verdict for each accelerator: whether all phases of the run fit."""
+        return [self._fit_over_phases(fit) for fit in super().fits if self._engine_runs_on(fit.hardware)]
 
-    def _serves_on(self, hardware: Hardware) -> bool:
+    def _engine_runs_on(self, hardware: Hardware) -> bool:
         """Whether the rollouts' engine runs on an accelerator; true for any other run."""
         rollout = None if self.launch is None else self.launch.rollout
         if rollout is None or not rollout.engine or self.accelerators:
@@ -78,8 +78,8 @@ class RanksUse(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _over_phases(self, fit: Fit) -> Fit:
-        """Returns the verdict of the phase that needs most memory."""
+    def _fit_over_phases(self, fit: Fit) -> Fit:
+        """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
         return fit if peak_bytes <= fit.needed else Fit(fit.hardware, peak_bytes)
 

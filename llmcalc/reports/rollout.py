@@ -45,7 +45,7 @@ NOTE = (
 
 
 def fullest(phases: Sequence[RolloutPhase]) -> RolloutPhase:
-    """Returns the phase that needs most memory."""
+    """Returns the phase of reinforcement learning that needs most memory."""
     return max(phases, key=lambda phase: phase.bytes)
 
 
@@ -58,20 +58,24 @@ def engine_note(rollout: Rollout | None) -> str:
     return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
 
 
-def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answer: str, notes: Sequence[str]) -> Table:
+def phases_table(
+    phases: Sequence[RolloutPhase], heading: str, aside: str, answer_text: str, notes: Sequence[str]
+) -> Table:
     """Returns a table of memory terms with one column per phase, and their sums."""
     columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
     ]
-    sizes = [{term.name: term.bytes for term in phase.terms} for phase in phases]
+    bytes_of_phases = [{term.name: term.bytes for term in phase.terms} for phase in phases]
     rows = []
     for name, terms in ROWS.items():
-        sums = [sum(size for term, size in of_phase.items() if term in terms) for of_phase in sizes]
+        sums = [
+            sum(term_bytes for term, term_bytes in of_phase.items() if term in terms) for of_phase in bytes_of_phases
+        ]
         if any(sums):
-            rows.append(Row([name, *(size or None for size in sums)]))
+            rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
     total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer, name="rollout")
+    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ FILL, IDLE, LEFT_OUT = "-", ".", " … "
 
 def title(layout: Layout, timetable: Timetable) -> str:
     """Writes a schedule's name and sizes: `1F1B on 4 ranks, 8 micro-batches`."""
-    count = timetable.pipeline.micro_batches
-    microbatch_text = f"{count:,} micro-batch" + ("" if count == 1 else "es")
+    micro_batches = timetable.pipeline.micro_batches
+    microbatch_text = f"{micro_batches:,} micro-batch" + ("" if micro_batches == 1 else "es")
     if layout.pp == 1:
         return f"No pipeline, {microbatch_text}"
     chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
@@ -46,13 +46,13 @@ def title(layout: Layout, timetable: Timetable) -> str:
 def kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
     present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
-    return [kind for kind in PASSES if kind in present_kinds]
+    return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
-    passes = [f"{kind} {costs.duration(kind):g}" for kind in kinds_of(timetable)]
+    passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
@@ -101,7 +101,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
     pipeline = timetable.pipeline
     pass_kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
-    kinds_text = ", ".join(f"{kind} {PASSES[kind]}" for kind in pass_kinds)
+    kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
     yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
@@ -122,7 +122,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
 
 
 class Chart(NamedTuple):
-    """The scale of a drawn timetable.
+    """A timetable drawn with characters: its scale and the drawn range of time.
 
     scale: characters per unit of time.
     windows: ranges of characters that are drawn, one or two.
@@ -151,20 +151,20 @@ class Chart(NamedTuple):
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
-        """Draws a rank's passes through one chunk; blank where the rank runs another chunk."""
+        """Draws a rank's passes through one chunk of layers; blank where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
 
     def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:
         name_width = round(self.scale * min(span.end - span.start for span in spans))
         cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
-        for (kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
+        for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
             spans, key=lambda span: span.action.chunk == chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
             if not visible_columns:
                 continue
-            pass_name = f"{kind}{micro_batch}"
+            pass_name = f"{pass_kind}{micro_batch}"
             if visible_columns.start > first_column or len(pass_name) > len(
                 visible_columns
             ):  # its name is outside the window

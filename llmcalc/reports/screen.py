@@ -1,4 +1,4 @@
-"""Shortens an answer to a screen: at most 24 lines before its notes, at 80 columns.
+"""Shortens a report so that it fits a screen: at most 24 lines before the notes, at 80 columns.
 
 The first table of a target is placed first. The innermost rows of a nested table are left out first. From other tables
 the last rows are left out, or those farthest from the centre. A table with fewer than three rows left is not shown. A
@@ -18,7 +18,7 @@ FEWEST_ROWS = 3
 
 
 def trim_to_screen(report: Report) -> Report:
-    """Returns the report with the tables and rows that fit a screen."""
+    """Returns the report with only the tables and rows that fit a screen."""
     groups: list[list[Table]] = []
     for table in report.tables:
         begins_group = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True
@@ -42,7 +42,9 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
     if rows or left_out_tables:
         left_out_counts = ((left_out_tables, "table"), (rows, "row"))
-        left_out = ", ".join(f"{number} more {noun}{'s' * (number > 1)}" for number, noun in left_out_counts if number)
+        left_out = ", ".join(
+            f"{row_count} more {noun}{'s' * (row_count > 1)}" for row_count, noun in left_out_counts if row_count
+        )
         notes = [
             *shown_tables[-1].notes,
             *(note for i, table in enumerate(tables) if i not in placed_tables for note in table.notes),

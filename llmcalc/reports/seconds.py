@@ -89,22 +89,26 @@ def range_of(estimate: Range, separator: str = "-") -> str:
     return f"{low_text}{separator}{high_text}"
 
 
-def tpot_text(run: TimedRun) -> str:
+def tpot_text(timed_run: TimedRun) -> str:
     """Writes the range of the seconds per token: `8.1-12 ms`."""
-    return f"{range_of(run.range)} {unit_of(run.seconds)}"
+    return f"{range_of(timed_run.range)} {unit_of(timed_run.seconds)}"
 
 
-def decoding_data(run: TimedRun | None) -> dict[str, Any]:
+def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
     return {
-        "tpot": None if run is None else run.range.seconds(),
-        "tokens_per_second": None if run is None else rounded(run.tokens_per_second),
+        "tpot": None if timed_run is None else timed_run.range.seconds(),
+        "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
     }
 
 
-def decoding_cells(run: TimedRun | None) -> list[Any]:
-    """Returns the cells of `DECODING_COLUMNS`."""
-    return [None, None] if run is None else [Shown(run.seconds, tpot_text(run)), run.tokens_per_second]
+def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
+    """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
+    return (
+        [None, None]
+        if timed_run is None
+        else [Shown(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
+    )
 
 
 DECODING_COLUMNS = (
@@ -127,7 +131,7 @@ def class_text(estimate: Range, title: str) -> str:
 
 
 def report(
-    preset: Preset, run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
+    preset: Preset, timed_run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
     """Returns the report of an estimated time as data and as tables.
 
@@ -136,45 +140,59 @@ def report(
     """
     from ..workload.workload import Workload
 
-    warnings = too_long(run.spec, Workload(run.sequences, run.seq, run.context))
-    nodes = run.nodes(by_node or 2)
-    answer = f"{SUBJECTS[run.phase]} takes {range_text(run.range)}"
-    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured_run), *_time_notes(run)]
+    warnings = too_long(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
+    nodes = timed_run.nodes(by_node or 2)
+    answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
+    notes = [
+        *warnings,
+        class_text(timed_run.range, timed_run.stack.title),
+        *_measured_notes(timed_run, measured_run),
+        *_time_notes(timed_run),
+    ]
     parts_table = Table(
-        preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts"
+        preset.display,
+        PART_COLUMNS,
+        list(_part_rows(timed_run)),
+        _run_text(timed_run),
+        notes,
+        answer_text,
+        name="parts",
     )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
-    rows = [_node_row(node, run.seconds) for node in shown_nodes]
+    rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    data = _time_data(preset, run, nodes, measured_run)
-    return Report(data, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    document = _time_data(preset, timed_run, nodes, measured_run)
+    return Report(document, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _run_text(run: TimedRun) -> str:
+def _run_text(timed_run: TimedRun) -> str:
     """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
-    sequences = plural(run.sequences, "sequence")
+    sequences = plural(timed_run.sequences, "sequence")
     tokens = {
-        "training": f"training of {sequences} of {run.seq:,} tokens",
-        "prefill": f"prompts of {sequences} of {run.seq:,} tokens" + (f" after {run.context:,}" if run.context else ""),
-        "decode": f"decoding of {sequences} after {run.context:,} tokens",
-    }[run.phase]
-    formats = "" if run.formats.dtype == "bf16" else f", {run.formats.dtype} products"
-    layout = "" if run.devices == 1 else f", {layout_cell(run.layout)}"
-    return f"{tokens} on {run.devices} {run.hardware.title}{layout}{formats}"
+        "training": f"training of {sequences} of {timed_run.seq:,} tokens",
+        "prefill": f"prompts of {sequences} of {timed_run.seq:,} tokens"
+        + (f" after {timed_run.context:,}" if timed_run.context else ""),
+        "decode": f"decoding of {sequences} after {timed_run.context:,} tokens",
+    }[timed_run.phase]
+    formats = "" if timed_run.formats.dtype == "bf16" else f", {timed_run.formats.dtype} products"
+    layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
+    return f"{tokens} on {timed_run.devices} {timed_run.hardware.title}{layout}{formats}"
 
 
-def _part_rows(run: TimedRun) -> list[Row]:
-    """Returns rows of the parts of the run, with the share of each bound (compute, memory, communication)."""
-    unit = unit_of(run.seconds)
-    time_parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
-    bounds = sorted(run.bounds.items(), key=lambda item: -item[1])
+def _part_rows(timed_run: TimedRun) -> list[Row]:
+    """Returns rows of the parts of the run, with the percentage of each bound (compute, memory, communication)."""
+    unit = unit_of(timed_run.seconds)
+    time_parts = [
+        (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
+    ]
+    bounds = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
     rows: list[Row] = []
     for time_part, bound in zip_longest(time_parts, bounds):
         cells: list[Any] = [None, None, None]
         if time_part is not None:
             name, seconds = time_part
-            cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / run.seconds]
-        cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / run.seconds]
+            cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / timed_run.seconds]
+        cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
         rows.append(Row(cells))
     return rows
 
@@ -184,26 +202,27 @@ def _node_row(node: Node, total: float) -> Row:
     return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
 
 
-def _measured_notes(run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
+def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
     if measured_run is None:
         return []
     seconds, lines = measured_run
-    is_in_range = run.range.low <= seconds <= run.range.high
-    place = "inside" if is_in_range else "outside"
-    return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
+    is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
+    relation = "inside" if is_in_range else "outside"
+    return [f"measured {duration(seconds, digits=3)}: {relation} the range; {'; '.join(lines)}"]
 
 
-def _time_notes(run: TimedRun) -> list[str]:
-    rate, devices = run.tokens_per_second, run.devices
+def _time_notes(timed_run: TimedRun) -> list[str]:
+    rate, devices = timed_run.tokens_per_second, timed_run.devices
     per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
     lines = [f"{rate:,.0f} tokens/s{per_device}"]
-    if run.phase != "decode":
+    if timed_run.phase != "decode":
         lines[0] += (
-            f"; MFU {units.percent(run.utilization('causal'), 0)} causal, {units.percent(run.utilization('full'), 0)} "
-            f"full pairs; HFU {units.percent(run.hardware_utilization, 0)}"
+            f"; MFU {units.percent(timed_run.utilization('causal'), 0)} causal, "
+            f"{units.percent(timed_run.utilization('full'), 0)} "
+            f"full pairs; HFU {units.percent(timed_run.hardware_utilization, 0)}"
         )
-    rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in run.rules.items() if value is not None]
-    resident, capacity = run.resident_bytes, run.hardware.capacity_bytes
+    rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in timed_run.rules.items() if value is not None]
+    resident, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     too_large = (
         f"weights and cache are {units.memory(resident)} a device, which has {units.memory(capacity)}: they do not "
         "fit; --devices N divides them"
@@ -212,13 +231,13 @@ def _time_notes(run: TimedRun) -> list[str]:
         *([too_large] if resident > capacity else []),
         *lines,
         *([", ".join(rules)] if rules else []),
-        f"not counted: {', '.join(NOT_COUNTED[run.phase])}",
-        f"stack: {run.stack.title}, {run.stack.versions}; device: {run.device.evidence}",
+        f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",
+        f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",
     ]
 
 
 def node_data(node: Node, total: float) -> dict[str, Any]:
-    """Returns a node as plain data."""
+    """Returns the seconds of a node of the model as plain data."""
     return {
         "path": node.path,
         "kind": node.kind,
@@ -230,34 +249,34 @@ def node_data(node: Node, total: float) -> dict[str, Any]:
 
 
 def _time_data(
-    preset: Preset, run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
+    preset: Preset, timed_run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
-            "phase": run.phase,
-            "batch": run.sequences,
-            "seq": run.seq,
-            "context": run.context,
-            "num_microbatches": None if run.plan is None else run.plan.micro_batches,
-            "products": run.formats.dtype,
+            "phase": timed_run.phase,
+            "batch": timed_run.sequences,
+            "seq": timed_run.seq,
+            "context": timed_run.context,
+            "num_microbatches": None if timed_run.plan is None else timed_run.plan.micro_batches,
+            "products": timed_run.formats.dtype,
         },
-        "hardware": run.hardware.name,
-        "layout": run.layout.data(),
-        "seconds": run.range.seconds(),
-        "class": run.range.class_data(),
-        "tokens_per_second": run.tokens_per_second,
-        "tokens_per_second_per_device": run.tokens_per_second / run.devices,
-        "mfu": {pairs: run.utilization(pairs) for pairs in ("causal", "full")},
-        "hfu": run.hardware_utilization,
-        "parts": run.parts,
-        "bounds": {bound: run.bounds[bound] for bound in BOUNDS},
-        "nodes": [node_data(node, run.seconds) for node in nodes],
-        "rules": run.rules,
-        "not_counted": list(NOT_COUNTED[run.phase]),
+        "hardware": timed_run.hardware.name,
+        "layout": timed_run.layout.data(),
+        "seconds": timed_run.range.seconds(),
+        "class": timed_run.range.class_data(),
+        "tokens_per_second": timed_run.tokens_per_second,
+        "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,
+        "mfu": {pairs: timed_run.utilization(pairs) for pairs in ("causal", "full")},
+        "hfu": timed_run.hardware_utilization,
+        "parts": timed_run.parts,
+        "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
+        "nodes": [node_data(node, timed_run.seconds) for node in nodes],
+        "rules": timed_run.rules,
+        "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }
     if measured_run is not None:
         seconds, lines = measured_run
-        is_in_range = bool(run.range.low <= seconds <= run.range.high)
-        data["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
-    return data
+        is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
+        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
+    return document

@@ -76,8 +76,8 @@ def layout_text(server: Server) -> str:
 
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
-    sizes = server.sizes
-    layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
+    layout_sizes = server.sizes
+    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     group = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     copies = f"{server.replicas} × " if server.replicas > 1 else ""
     copies += group
@@ -91,7 +91,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
 
     preset, requests = study.preset, study.requests
     warnings = too_long(preset.model, Workload(1, requests.length))
-    chosen = servers.chosen
+    chosen_server = servers.chosen
     notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
     rows = _server_rows(study, servers)
@@ -100,9 +100,12 @@ def report(study: ServeStudy, servers: Servers) -> Report:
         rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
     columns = _server_columns(columns, study)
     tables = [Table(title, columns, rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")]
-    if chosen is not None:
-        server = servers.servers[chosen.index]
-        rows = [Row(_curve_cells(point, study), strong=point == chosen.point) for point in servers.curves[chosen.index]]
+    if chosen_server is not None:
+        server = servers.servers[chosen_server.index]
+        rows = [
+            Row(_curve_cells(point, study), strong=point == chosen_server.point)
+            for point in servers.curves[chosen_server.index]
+        ]
         tables.append(
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
@@ -121,18 +124,18 @@ def load_text(study: ServeStudy) -> str:
 
 
 def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """Returns the columns; with a price also the cost per million tokens."""
+    """Returns the columns of the table of servers; with a price also the cost per million tokens."""
     unused_column = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
 
 def _answer_text(study: ServeStudy, servers: Servers) -> str:
-    chosen = servers.chosen
-    if chosen is None:
+    chosen_server = servers.chosen
+    if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, price = servers.servers[chosen.index], chosen.point.cost_per_million
+    server, price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
-        price = _cost_of_trace(study, server, servers.traces[chosen.index])
+        price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
     cost = "" if price is None else f", {money(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
@@ -154,7 +157,7 @@ def _aside_text(study: ServeStudy) -> str:
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
-    chosen = servers.chosen
+    chosen_server = servers.chosen
     order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     rows = []
     for index in order:
@@ -162,7 +165,7 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
         cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "fits" if keeps else "no"]
-        rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
+        rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows
 
 
@@ -175,7 +178,7 @@ def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
-    chosen = servers.chosen
+    chosen_server = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
         server, trace_times = servers.servers[index], servers.traces[index]
@@ -187,7 +190,7 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
         verdict = "fits" if servers.keeps_limits[index] else "no"
         cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
-        rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
+        rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows
 
 
@@ -224,21 +227,21 @@ def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
 
 
 def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
-    title, chosen = study.stack.title, servers.chosen
+    title, chosen_server = study.stack.title, servers.chosen
     example = servers.curves[0][0] if servers.curves else None
-    why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
+    why_not = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {why_not}"] if why_not else []
-    if chosen is not None:
-        server = servers.servers[chosen.index]
+    if chosen_server is not None:
+        server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]
         sequences = server.most_sequences // (1 if server.group is None else server.group.decode)
         notes.append(
             f"a replica holds {plural(sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {study.engine.title}"
         )
-        notes.append(f"likely {duration(float(chosen.point.tpot.estimate))} a token")
+        notes.append(f"likely {duration(float(chosen_server.point.tpot.estimate))} a token")
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
     if study.trace is not None:
@@ -298,7 +301,7 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 
 def _group_data(server: Server) -> dict[str, int] | None:
-    """Returns the replicas of a group for prompts and those that decode; None where each does both."""
+    """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
     return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
 
 
@@ -358,15 +361,15 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
     }
 
 
-def _chosen_data(servers: Servers, chosen: Chosen | None) -> dict[str, Any] | None:
-    if chosen is None:
+def _chosen_data(servers: Servers, chosen_server: Chosen | None) -> dict[str, Any] | None:
+    if chosen_server is None:
         return None
-    server = servers.servers[chosen.index]
+    server = servers.servers[chosen_server.index]
     return {
-        "server": chosen.index,
+        "server": chosen_server.index,
         "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
         "disaggregated": _group_data(server),
-        **point_data(chosen.point),
+        **point_data(chosen_server.point),
     }

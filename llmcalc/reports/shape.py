@@ -65,8 +65,8 @@ def report(
     flat: whether there is one table of raw values, for CSV.
     """
     shapes = [_shape_data(shape) for shape in study.shapes]
-    data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
-    data |= {
+    document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
+    document |= {
         "budget": _budget_text(study),
         "ratios_of": preset.name,
         "proportions": _proportions_text(study),
@@ -78,7 +78,8 @@ def report(
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
-            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
+            document,
+            [Table("", FULL_COLUMNS, [Row([entry[column.title] for column in FULL_COLUMNS]) for entry in raw_rows])],
         ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
@@ -93,24 +94,26 @@ def report(
         notes=_shape_notes(study, preset, is_target, literature),
     )
     if not literature:
-        return Report(data, [costs])
+        return Report(document, [costs])
     findings = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(s) for s in study.shapes],
         notes=_source_notes(study, preset),
     )
-    return Report(data, [costs, findings])
+    return Report(document, [costs, findings])
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
-    sizes = units.count_scale(min(s.parameters for s in study.shapes))
-    flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
-    cache_scale = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
+    flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
+    cache_scale = units.memory_scale(min(shape.kv_bytes_per_token for shape in study.shapes))
     return (
         *SIZE_COLUMNS,
-        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
+        Column(
+            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
+        ),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
         Column("kv_bytes_per_token", f"KV {cache_scale.name}", cache_scale.write),
@@ -185,7 +188,7 @@ def _budget_text(study: Study) -> dict[str, Any]:
 
 
 def _proportions_text(study: Study) -> dict[str, Any]:
-    """Returns the ratios that all shapes share, read from the first shape."""
+    """Writes the proportions that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
         "feed_forward_ratio": stack.feed_forward_ratio,
@@ -200,7 +203,14 @@ def _proportions_text(study: Study) -> dict[str, Any]:
 
 def _literature_data(study: Study) -> list[dict[str, Any]]:
     findings: list[dict[str, Any]] = [
-        {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
+        {
+            "key": finding.key,
+            "source": finding.source,
+            "arxiv": finding.arxiv,
+            "says": finding.says,
+            "limits": finding.limits,
+        }
+        for finding in FINDINGS
     ]
     if study.scaled is not None:
         h, layers, ratio = study.scaled
@@ -284,7 +294,7 @@ def _training_budget(study: Study) -> str:
 
 
 def _active_text(study: Study) -> list[int]:
-    """Returns active parameters per token: the target model's, else the budget's; for experts least and most."""
+    """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
     of_target = [shape.active for shape in study.shapes if shape.target]
     if of_target or not study.shapes[0].stack.mixture_of_experts:
         return of_target or [study.budget.value]
@@ -292,7 +302,9 @@ def _active_text(study: Study) -> list[int]:
 
 
 def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
-    notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
+    notes = [
+        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
+    ]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":

@@ -1,4 +1,4 @@
-"""Texts and data about the single rank of a layout whose counts an answer has."""
+"""Texts and data about a rank, for reports that count a single rank of a layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE = "one device"
 
 def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    group_texts = [f"{name} {degree}" for name in names if (degree := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
@@ -37,33 +37,33 @@ def _group_sizes(layout: Layout) -> list[str]:
     return group_texts
 
 
-def share_data(share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that only a single rank's document has."""
-    return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
+def share_data(rank_share: RankShare | None) -> dict[str, Any]:
+    """Returns the fields of the JSON document that only the report of a single rank has."""
+    return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
 
 
-def with_rank(subtitle: str, share: RankShare | None) -> str:
+def with_rank(subtitle: str, rank_share: RankShare | None) -> str:
     """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
-    return subtitle if share is None else f"{subtitle}; {rank_text(share)}"
+    return subtitle if rank_share is None else f"{subtitle}; {rank_text(rank_share)}"
 
 
-def rank_text(share: RankShare) -> str:
+def rank_text(rank_share: RankShare) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
-    layout, chunks = share.layout, share.model.chunks
-    rank_description = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
+    layout, chunks = rank_share.layout, rank_share.model.chunks
+    rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
     return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
 
 
-def share_notes(share: RankShare | None, *notes: str) -> list[str]:
-    """Returns the reason why this rank is counted, and further notes; empty for a full model."""
-    if share is None:
+def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
+    """Returns notes on a counted rank, such as the reason why it is counted; empty for a full model."""
+    if rank_share is None:
         return []
-    return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
+    return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
 
 
 def copies_text(copied_params: dict[str, Number]) -> str:
     """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
-    texts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied_params.items())
+    texts = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

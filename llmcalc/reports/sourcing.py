@@ -1,4 +1,4 @@
-"""Sources of facts as data and as notes, for the reports of presets and accelerators."""
+"""Sources of published figures as data and as notes, for the reports of presets and accelerators."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def source_notes(sources: Sequence[Source], lists_facts: bool = True) -> list[str]:
-    """Returns one note per source: the facts that it states, its address, and the date on which it was read.
+    """Returns one note per source: the figures that it states, its address, and the date on which it was read.
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
     note = Linked if lists_facts else str
     return [
         note(
-            f"source of {s.gives}: {s.url}"
-            + (f" (checked {s.checked})" if s.checked else "")
-            + (f", revision {s.revision}" if s.revision else "")
+            f"source of {source.gives}: {source.url}"
+            + (f" (checked {source.checked})" if source.checked else "")
+            + (f", revision {source.revision}" if source.revision else "")
         )
-        for s in sources
+        for source in sources
     ]

@@ -19,9 +19,9 @@ def headline(spec: ModelSpec) -> str:
     blocks = distinct_blocks(spec)
     texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
-    for parts_of_kind in ([b.attention for b in blocks], *networks):
+    for parts_of_kind in ([layer_block.attention for layer_block in blocks], *networks):
         texts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
-    texts += unique(norm_style(b) for b in blocks)
+    texts += unique(norm_style(layer_block) for layer_block in blocks)
     texts += unique(positions(spec))
     return ", ".join(texts)
 
@@ -48,13 +48,13 @@ def _merge_texts(texts: list[str]) -> list[str]:
 
 
 def describe(part: Part | None, hidden_size: int) -> str:
-    """Describes a part in a few words; empty for None."""
+    """Describes a component of the model in a few words; empty for None."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
 
 
 def unique(texts: Iterable[str]) -> list[str]:
     """Returns the texts in their order, without empty and repeated texts."""
-    return list(dict.fromkeys(t for t in texts if t))
+    return list(dict.fromkeys(line for line in texts if line))
 
 
 def norm_name(block: Layer) -> str:
@@ -63,12 +63,12 @@ def norm_name(block: Layer) -> str:
 
 
 def norm_place(block: Layer) -> str:
-    """Returns the place of the norms, such as `pre` or `parallel, shared`."""
+    """Returns the placement of the norms, such as `pre` or `parallel, shared`."""
     return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
 
 
 def norm_style(block: Layer) -> str:
-    """Writes the kind and the place of the norms, such as `RMSNorm (pre)`."""
+    """Writes the kind and the placement of the norms, such as `RMSNorm (pre)`."""
     return f"{norm_name(block)} ({norm_place(block)})"
 
 

@@ -21,8 +21,8 @@ COLUMNS = (
 
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. setting: the run in which the formulas are evaluated."""
-    data = {
+    """Returns the report of the formulas. setting: phase, sequences and tokens at which the formulas are evaluated."""
+    document = {
         "model": model_data(preset),
         "node": setting["node"],
         "setting": {name: value for name, value in setting.items() if name != "node"},
@@ -30,15 +30,15 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
         "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total = sum(formula.seconds * formula.repeat for formula in formulas)
-    run = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
+    run_title = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
     legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
-    answer = f"{duration(total)} of kernels"
+    answer_text = f"{duration(total)} of kernels"
     rows = [_formula_row(formula) for formula in formulas]
-    table = Table(preset.display, COLUMNS, rows, f"{run}; {headline(preset.model)}", notes, answer)
-    return Report(data, [table]).of(preset.target)
+    table = Table(preset.display, COLUMNS, rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
+    return Report(document, [table]).of(preset.target)
 
 
 def _used_symbols(formulas: Sequence[TimeFormula]) -> list[str]:

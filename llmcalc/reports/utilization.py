@@ -15,9 +15,9 @@ IMPOSSIBLE = (
 )
 
 
-def table(title: str, headline: str, run: Utilization) -> Table:
+def table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns one row per convention, the exact counts first."""
-    scale = units.decimal_scale(max(row.flops_per_token for row in run.conventions), "FLOPs")
+    scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -27,30 +27,31 @@ def table(title: str, headline: str, run: Utilization) -> Table:
     )
     rows = [
         Row([row.name, row.formula, row.flops_per_token, row.mfu, row.hfu], strong=row.key.startswith("exact_"))
-        for row in run.conventions
+        for row in utilization.conventions
     ]
-    peak = f"{units.amount(run.peak_flops // run.devices, 'FLOP/s')} of {units.short_dtype(run.dtype)}, dense"
+    peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
+    peak = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
-        *([IMPOSSIBLE] if any(row.hfu > 1 for row in run.conventions) else []),
+        *([IMPOSSIBLE] if any(row.hfu > 1 for row in utilization.conventions) else []),
         f"peak of each device: {peak}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(f"{row.name}: {row.source}" for row in run.conventions if row.source),
+        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
     ]
-    rate = f"{run.tokens_per_second:,} tokens/s on {run.devices:,} × {run.hardware.name}"
+    rate = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(title, columns, rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization")
 
 
-def data(run: Utilization) -> dict[str, Any]:
+def data(utilization: Utilization) -> dict[str, Any]:
     """Returns the utilization as plain data; MFU and HFU are fractions of the peak FLOP/s."""
     return {
-        "hardware": run.hardware.name,
-        "devices": run.devices,
-        "dtype": run.dtype,
-        "tokens_per_second": run.tokens_per_second,
-        "tokens_per_second_per_device": run.tokens_per_second / run.devices,
-        "peak_flops_per_device": run.peak_flops // run.devices,
-        "repeated_flops_per_token": run.repeated_flops_per_token,
-        "conventions": [asdict(row) for row in run.conventions],
+        "hardware": utilization.hardware.name,
+        "devices": utilization.devices,
+        "dtype": utilization.dtype,
+        "tokens_per_second": utilization.tokens_per_second,
+        "tokens_per_second_per_device": utilization.tokens_per_second / utilization.devices,
+        "peak_flops_per_device": utilization.peak_flops // utilization.devices,
+        "repeated_flops_per_token": utilization.repeated_flops_per_token,
+        "conventions": [asdict(row) for row in utilization.conventions],
     }

@@ -1,4 +1,4 @@
-"""The report of `llmcalc verify`: which quantities agree with the witness, and every mismatch."""
+"""The report of `llmcalc verify`: which counts agree with a running model, and every mismatch."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ MOST_MISSING = 5
 
 
 def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
-    """Returns one row per model, then one row per mismatch. skipped_models: model → why it could not be compared."""
-    data = [v.data() for v in verdicts] + [
+    """Returns one row per model, then one row per mismatch.
+
+    skipped_models: the reasons by model that was not compared.
+    """
+    documents = [verdict.data() for verdict in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
         for name, reason in skipped_models.items()
     ]
     return Report(
-        single_or_list(data),
+        single_or_list(documents),
         [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
         warnings=_untested_warnings(verdicts),
     )
@@ -63,7 +66,7 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_quantity_group(c) for v in verdicts for c in v.checks}
+    checked_groups = {_quantity_group(check) for verdict in verdicts for check in verdict.checks}
     compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
@@ -72,8 +75,13 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     rows = [
-        [v.target, *(_verdict_sign(v, q) for q in compared_groups), len(v.checks), round(v.seconds, 3)]
-        for v in verdicts
+        [
+            verdict.target,
+            *(_verdict_sign(verdict, q) for q in compared_groups),
+            len(verdict.checks),
+            round(verdict.seconds, 3),
+        ]
+        for verdict in verdicts
     ]
     rows += [
         [name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
@@ -112,9 +120,11 @@ def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    checks = [c for c in verdict.checks if _quantity_group(c) == quantity]
-    wrong_count = sum(not c.ok for c in checks)
-    agreement_sign = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
+    checks = [check for check in verdict.checks if _quantity_group(check) == quantity]
+    wrong_count = sum(not check.ok for check in checks)
+    agreement_sign = (
+        "±" if any(check.explained for check in checks) else "≈" if any(check.within for check in checks) else "="
+    )
     return None if not checks else f"≠ {wrong_count}" if wrong_count else agreement_sign
 
 
@@ -125,44 +135,48 @@ def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> li
         *_explained_differences(verdicts),
         _sign_legend(verdicts),
         *_witness_notes(verdicts),
-        *(f"{v.target}: {_speed_text(v.info['measured'])}" for v in verdicts if "measured" in v.info),
+        *(
+            f"{verdict.target}: {_speed_text(verdict.info['measured'])}"
+            for verdict in verdicts
+            if "measured" in verdict.info
+        ),
         *_skipped_notes(skipped_models),
     ]
 
 
 def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
-    """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
-    checks = sum(len(v.checks) for v in verdicts)
+    """Returns a note: for one model the number of failed checks, for several the number of models that pass all."""
+    checks = sum(len(verdict.checks) for verdict in verdicts)
     if len(verdicts) + len(skipped_models) > 1:
-        passed_count = sum(v.ok for v in verdicts)
+        passed_count = sum(verdict.ok for verdict in verdicts)
         text = f"{passed_count} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
         return [text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
-    failed_verdicts = [v for v in verdicts if not v.ok]
-    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed_verdicts]
+    failed_verdicts = [verdict for verdict in verdicts if not verdict.ok]
+    return [f"{len(verdict.failures):,} of {plural(checks, 'check')} failed" for verdict in failed_verdicts]
 
 
 def _sign_legend(verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     texts = ["=: all checks pass"]
-    if any(v.ok and any(c.explained for c in v.checks) for v in verdicts):
+    if any(verdict.ok and any(check.explained for check in verdict.checks) for verdict in verdicts):
         texts.append("±: they differ, explained above")
-    within_tolerance = [c for v in verdicts for c in v.checks if c.within]
+    within_tolerance = [check for verdict in verdicts for check in verdict.checks if check.within]
     if within_tolerance:
         texts.append(f"≈: {_tolerances_text(within_tolerance)}")
-    if not all(v.ok for v in verdicts):
+    if not all(verdict.ok for verdict in verdicts):
         texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(texts)
 
 
 def _witness_notes(verdicts: list[Verdict]) -> list[str]:
-    """Returns notes on the witnesses that the closed forms are compared with."""
+    """Returns notes on the running models with which the formulas are compared."""
     witness = verdicts[0].witness if verdicts else ""
     if witness.startswith("reference"):
         return _reference_notes(verdicts)
     if witness == "distributed":
         return _distributed_note(verdicts)
     if witness == "transformers":
-        classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
+        classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
         return [f"against transformers on meta, eager attention: {classes}", _coverage_note(verdicts)]
     if witness == "published":
         return ["against the published count of the released weights"]
@@ -173,11 +187,11 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     """Returns the device and the size of the run of llmcalc's PyTorch reference."""
     info = verdicts[0].info
     if len(verdicts) == 1:
-        size = f"{info['batch']} × {info['seq']} tokens"
+        run_size = f"{info['batch']} × {info['seq']} tokens"
     else:
-        size = f"batch {info['batch']}, enough tokens to fill every window"
-    note = f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
-    if any(v.info["layers_run"] != v.info["layers"] for v in verdicts):
+        run_size = f"batch {info['batch']}, enough tokens to fill every window"
+    note = f"against llmcalc's PyTorch reference on {info['device']}, {run_size}, eager attention"
+    if any(verdict.info["layers_run"] != verdict.info["layers"] for verdict in verdicts):
         note += "; identical layers are run once (--every-layer runs all)"
     return [note, *_memory_note(verdicts)]
 
@@ -193,10 +207,10 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
 def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     """Returns one note per model whose count differs by an amount that its preset explains."""
     return [
-        f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
-        f"{v.info['note']}"
-        for v in verdicts
-        if v.info.get("difference")
+        f"{verdict.target} differs, explained: {units.difference(verdict.info['difference'])} against the published "
+        f"count: {verdict.info['note']}"
+        for verdict in verdicts
+        if verdict.info.get("difference")
     ]
 
 
@@ -213,8 +227,8 @@ def _tolerances_text(checks: list[Check]) -> str:
 
 
 def _memory_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns the runs whose memory was compared, and the runs that were left out."""
-    compared_memory = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
+    compared_memory = [(verdict.target, verdict.info["memory"]) for verdict in verdicts if "memory" in verdict.info]
     notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
@@ -227,7 +241,7 @@ def _memory_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _distributed_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns which distributed processes ran, and which of their bytes were not compared."""
+    """Returns a note on the distributed processes, and on the bytes that were not compared."""
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
@@ -239,19 +253,22 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
         f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
         "replica; loss: against one process",
         f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
-        f"block of each: {', '.join(f'{name} {units.memory(size)}' for name, size in scratch) or 'none'}",
+        "block of each: "
+        f"{', '.join(f'{name} {units.memory(scratch_bytes)}' for name, scratch_bytes in scratch) or 'none'}",
     ]
 
 
 def _coverage_note(verdicts: list[Verdict]) -> str:
     """Writes the number of parts with parameters that were compared individually, and lists the others."""
-    covered_models = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    covered_models = [(verdict, verdict.coverage) for verdict in verdicts if verdict.coverage is not None]
     single_count, summed_count = (
-        sum(len(c.alone) for _, c in covered_models),
-        sum(len(c.summed) for _, c in covered_models),
+        sum(len(check.alone) for _, check in covered_models),
+        sum(len(check.summed) for _, check in covered_models),
     )
     missing_paths = [
-        path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered_models for path in c.missing
+        path if len(verdicts) == 1 else f"{verdict.target} {path}"
+        for verdict, check in covered_models
+        for path in check.missing
     ]
     more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
@@ -268,7 +285,7 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
 
 
 def _node_or_moment(check: Check) -> str:
-    """Returns the node of a check; for memory, the moment, such as `training: backward peak`."""
+    """Returns the node of a failed check; for memory the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment
@@ -291,13 +308,13 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
             rows = [
                 Row(
                     [
-                        _node_or_moment(c),
-                        c.closed_form,
-                        "none" if c.measured is None else c.measured,
-                        c.explanation(verdict.sizes),
+                        _node_or_moment(check),
+                        check.closed_form,
+                        "none" if check.measured is None else check.measured,
+                        check.explanation(verdict.sizes),
                     ]
                 )
-                for c in listed_checks
+                for check in listed_checks
             ]
             notes = (
                 [f"{len(checks) - len(listed_checks):,} more (--format json lists all)"]

@@ -53,18 +53,20 @@ def read_bytes(path: Path, limit: int, expected: str, or_stdin: bool = False) ->
     expected, or_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
     large, and for a file that contains more or fewer bytes than its size says.
     """
-    file, size = open_regular(path, expected, or_stdin)
+    file, file_bytes = open_regular(path, expected, or_stdin)
     with file:
-        if size > limit:
-            raise InputError(f"{path}: {size:,} bytes is too large; expected {expected} of at most {limit:,} bytes")
+        if file_bytes > limit:
+            raise InputError(
+                f"{path}: {file_bytes:,} bytes is too large; expected {expected} of at most {limit:,} bytes"
+            )
         try:
-            data = file.read(size + 1) or b""
+            data = file.read(file_bytes + 1) or b""
         except OSError as error:
             raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
-    if len(data) != size:
+    if len(data) != file_bytes:
         raise InputError(
-            f"{path}: is not a regular file: its size is {size:,} bytes and "
-            f"{'more' if len(data) > size else f'{len(data):,}'} were read; expected {expected}"
+            f"{path}: is not a regular file: its size is {file_bytes:,} bytes and "
+            f"{'more' if len(data) > file_bytes else f'{len(data):,}'} were read; expected {expected}"
         )
     return data
 

@@ -15,7 +15,7 @@ from ..model import ModelSpec
 
 
 def members(annotation: Any) -> list[type[BaseModel]]:
-    """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
+    """Returns the pydantic models that a field's type allows, also in unions, containers and choices of components."""
     choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
     if choice_parts:
         return choice_parts
@@ -25,20 +25,20 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
-    """Returns the models that a field allows."""
+    """Returns the pydantic models that a field's type allows."""
     return _choice_classes(field.metadata) or members(field.annotation)
 
 
 def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """Returns the classes of the part choices in an annotation's metadata."""
+    """Returns the component classes that the metadata of a field's type lists."""
     return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member that a table describes: the member of the table's `type`, else the first."""
     for model in candidates:
-        kind = model.model_fields.get("type")
-        if kind is not None and table.get("type") in get_args(kind.annotation):
+        type_field = model.model_fields.get("type")
+        if type_field is not None and table.get("type") in get_args(type_field.annotation):
             return model
     return candidates[0] if candidates else None
 
@@ -46,7 +46,7 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
 def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, parents: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """Returns the path of every field that the tables in `table` and their default tables can have, set or not."""
+    """Returns the path of every possible field of a description's tables and of their default tables."""
     paths: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*parents, name)
@@ -96,18 +96,18 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     """
     path: list[str] = []
     candidates, key_is_free = [model], False
-    for i, step in enumerate(location):
+    for i, key in enumerate(location):
         field = (
-            next((c.model_fields[step] for c in candidates if step in c.model_fields), None)
-            if isinstance(step, str)
+            next((candidate.model_fields[key] for candidate in candidates if key in candidate.model_fields), None)
+            if isinstance(key, str)
             else None
         )
-        if key_is_free or isinstance(step, int):  # a key of a dict, an index of a list
-            path.append(str(step))
+        if key_is_free or isinstance(key, int):  # a key of a dict, an index of a list
+            path.append(str(key))
             key_is_free = False
         elif field is not None:
-            path.append(str(step))
+            path.append(str(key))
             candidates, key_is_free = field_members(field), get_origin(field.annotation) is dict
         elif unknown and i == len(location) - 1:
-            path.append(step)
+            path.append(key)
     return path

@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def largest_text(path: Path) -> int:
-    """Returns the largest size in bytes of a model's description, by the suffix of its file."""
+    """Returns the largest accepted size of a model's description in bytes, by the suffix of its file."""
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
@@ -40,9 +40,9 @@ def read_text(path: Path, limit: int | None = None, or_stdin: bool = False) -> s
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    data = read_bytes(path, largest_text(path) if limit is None else limit, expected_file, or_stdin)
+    text_bytes = read_bytes(path, largest_text(path) if limit is None else limit, expected_file, or_stdin)
     try:
-        return data.decode("utf-8-sig")
+        return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
 
@@ -56,12 +56,12 @@ def read_stdin() -> str:
         raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
     stream = getattr(sys.stdin, "buffer", None)
     read_limit = LARGEST_CONFIG + 1
-    data = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
-    limit = LARGEST_CONFIG if is_object(data.decode("utf-8-sig", "ignore")) else LARGEST_TOML
-    if len(data) > limit:
+    text_bytes = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
+    limit = LARGEST_CONFIG if is_object(text_bytes.decode("utf-8-sig", "ignore")) else LARGEST_TOML
+    if len(text_bytes) > limit:
         raise InputError(f"-: standard input is too large for a model description (at most {limit:,} bytes)")
     try:
-        text = data.decode("utf-8-sig")
+        text = text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"-: standard input is not text (byte {error.start} is not UTF-8)") from None
     if not text.strip():
@@ -79,13 +79,13 @@ def parse_toml(text: str, location: str) -> dict[str, Any]:
     require_few_elements(text, location, MOST_TOML_ELEMENTS)
     _require_short_keys(text, location)
     try:
-        data = tomllib.loads(text)
+        parsed_table = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
         raise InputError(f"{location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
-        raise InputError(_too_deep(location)) from None
-    require_shallow(data, location)
-    return data
+        raise InputError(_too_deep_error(location)) from None
+    require_shallow(parsed_table, location)
+    return parsed_table
 
 
 def _require_short_keys(text: str, location: str) -> None:
@@ -97,7 +97,7 @@ def _require_short_keys(text: str, location: str) -> None:
     for line in text.split("\n"):
         dots += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
-            raise InputError(_too_deep(location))
+            raise InputError(_too_deep_error(location))
     if dots > MOST_DOTS:
         raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
@@ -115,7 +115,7 @@ def parse_json(text: str, location: str) -> Any:
 
     require_few_elements(text, location, MOST_JSON_ELEMENTS)
     try:
-        data = json.loads(text)
+        parsed_value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
@@ -124,13 +124,13 @@ def parse_json(text: str, location: str) -> Any:
         raise InputError(
             f"{location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
-    require_shallow(data, location)
-    return data
+    require_shallow(parsed_value, location)
+    return parsed_value
 
 
-def require_shallow(data: Any, location: str) -> None:
-    """Raises `InputError` if `data` is nested deeper than `DEEPEST`, so that recursive functions can process it."""
-    level = [data]
+def require_shallow(parsed_value: Any, location: str) -> None:
+    """Raises `InputError` for a value that is nested deeper than `DEEPEST`, too deeply for recursive functions."""
+    level = [parsed_value]
     for _ in range(DEEPEST):
         children = [
             container.values() if isinstance(container, dict) else container
@@ -140,22 +140,22 @@ def require_shallow(data: Any, location: str) -> None:
         level = [value for values in children for value in values]
         if not level:
             return
-    raise InputError(_too_deep(location))
+    raise InputError(_too_deep_error(location))
 
 
-def _too_deep(location: str) -> str:
+def _too_deep_error(location: str) -> str:
     return f"{location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validate(model: type[Model], data: Any, location: str) -> Model:
-    """Validates `data` as a `model`.
+def validate(model: type[Model], description: Any, location: str) -> Model:
+    """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
     """
-    require_shallow(data, location)
+    require_shallow(description, location)
     try:
-        return model.model_validate(data)
+        return model.model_validate(description)
     except ValidationError as error:
         raise InputError(f"{location}: {explain_errors(model, error)}") from None
 
@@ -214,7 +214,7 @@ EXPECTED = {
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """Describes what is wrong with a value and what was expected. error: one of pydantic's errors."""
+    """Describes a wrong value and the expected value. error: a validation error of pydantic."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
     if kind in EXPECTED:

@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """The object at a commit's path is not a text that could describe a model."""
+    """Raised if a commit's object at a path is no text that could describe a model."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,21 @@ def text_at(ref: str, path: Path) -> str | None:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
     arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
-    entry = _run_git(root, *arguments)
-    if entry.code:
-        raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
-    if not entry.out:
+    object_answer = _run_git(root, *arguments)
+    if object_answer.code:
+        raise InputError(
+            f"{ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
+        )
+    if not object_answer.out:
         return None
-    _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
-    if kind != "blob":
+    _mode, object_type, blob, byte_count = object_answer.out.partition(b"\t")[0].decode().split()
+    if object_type != "blob":
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
-    if not size.isdigit():  # BAD: of a partial clone
+    if not byte_count.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
     limit = largest_text(path)
-    if int(size) > limit:
-        raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+    if int(byte_count) > limit:
+        raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {limit:,}")
     content = _run_git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
@@ -136,17 +138,17 @@ def repository_root(file: Path) -> Path | None:
 
 
 def _require_its_own_repository(ref: str, root: Path) -> None:
-    """Raises `InputError` unless git reads the `.git` of `root`.
+    """Raises `InputError` unless git finds the repository in `root` itself and not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
-    answer = _run_git(root, "rev-parse", "--absolute-git-dir")
-    if answer.code:
+    git_answer = _run_git(root, "rev-parse", "--absolute-git-dir")
+    if git_answer.code:
         raise InputError(
-            f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
-            "lists those of other users)"
+            f"--git {ref}: {root}: {git_answer.message}; expected a repository that git opens (its setting "
+            "safe.directory lists those of other users)"
         )
-    git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
+    git_folder = os.fsdecode(git_answer.out.removesuffix(b"\n"))
     expected_folder = root / ".git"
     try:
         if expected_folder.is_file():
@@ -180,16 +182,16 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
     assert process.stderr is not None
 
     def read(stream: IO[bytes], read_limit: int) -> bytes:
-        data = stream.read(read_limit + 1)
-        if len(data) > read_limit:
+        output_bytes = stream.read(read_limit + 1)
+        if len(output_bytes) > read_limit:
             _kill_process(process)
-        return data
+        return output_bytes
 
     with process, ThreadPoolExecutor(2) as readers:
-        answer = readers.submit(read, process.stdout, limit)
+        output_future = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, messages = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            out, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(

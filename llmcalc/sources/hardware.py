@@ -69,7 +69,7 @@ SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s
 @cache
 def hardware_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
-    return tuple(sorted((p.stem for p in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
+    return tuple(sorted((file.stem for file in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
 
 
 @cache
@@ -88,7 +88,7 @@ def find_hardware(argument: str) -> Hardware:
     if Path(argument).suffix.lower() == ".toml":
         return read_hardware(argument)
     memory_size_accelerator = memory_only(argument)
-    return memory_size_accelerator if memory_size_accelerator is not None else _by_name(argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _read_by_name(argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -99,22 +99,22 @@ def read_hardware(file: str) -> Hardware:
     names the wrong field.
     """
     path = Path(file)
-    data = parse_toml(read_text(path), file)
-    if isinstance(data.get("like"), str):
+    description = parse_toml(read_text(path), file)
+    if isinstance(description.get("like"), str):
         try:
-            data = _over_preset(_by_name(data["like"]), data)
+            description = _override_preset(_read_by_name(description["like"]), description)
         except InputError as error:
             raise InputError(f"{file}: like: {error}") from error
-    return validate(Hardware, {"title": path.stem, **data, "name": path.name}, file)
+    return validate(Hardware, {"title": path.stem, **description, "name": path.name}, file)
 
 
-def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns a preset's figures, replaced table by table by the user's figures."""
+def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str, Any]:
+    """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
-    if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
+    if "memory_bytes" in description:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base.pop(field, None)
-    for field, value in data.items():
+    for field, value in description.items():
         tables = isinstance(value, dict) and isinstance(base.get(field), dict)
         base[field] = {**base[field], **value} if tables else value
     return {**base, "like": preset.name}
@@ -129,25 +129,27 @@ def memory_only(argument: str) -> Hardware | None:
     match = MEMORY_SIZE.fullmatch(argument.strip())
     if match is None:
         return None
-    number, unit = match.group(1), match.group(2).lower()
-    size = Fraction(number) * UNITS[unit]
-    if size.denominator != 1 or size <= 0:
+    number_text, unit = match.group(1), match.group(2).lower()
+    memory_bytes = Fraction(number_text) * UNITS[unit]
+    if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
-    name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
+    name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     decimal = unit in ("mb", "gb", "tb")
     notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
-    return Hardware(name=name, title=name, memory_bytes=int(size), usable_memory_bytes=int(size), notes=notes)
+    return Hardware(
+        name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
+    )
 
 
-def _by_name(argument: str) -> Hardware:
-    hardware = _with_spelling(argument) or _by_configuration(argument)
+def _read_by_name(argument: str) -> Hardware:
+    hardware = _preset_with_spelling(argument) or _by_configuration(argument)
     if hardware is not None:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if several := SEVERAL.fullmatch(argument.strip()):
         before, name, after = several.group("before", "name", "after")
-        if (before or after) and (hardware := _with_spelling(name)):
+        if (before or after) and (hardware := _preset_with_spelling(name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
     names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
@@ -158,8 +160,8 @@ def _by_name(argument: str) -> Hardware:
     )
 
 
-def _with_spelling(argument: str) -> Hardware | None:
-    """Returns the preset whose name, alias or title an argument is, with or without the maker's words."""
+def _preset_with_spelling(argument: str) -> Hardware | None:
+    """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
     by_name = (name for name in hardware_names() if normalized(name) in keys)
     by_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
@@ -173,7 +175,7 @@ def _spellings(hardware: Hardware) -> set[str]:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns a chip with one of its several memory sizes: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with the memory size that a name ends with: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
@@ -181,17 +183,19 @@ def _by_configuration(argument: str) -> Hardware | None:
     for name in hardware_names():
         hardware = load_hardware(name)
         for spelling in (name, *hardware.aliases) if hardware.configurations else ():
-            size = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
-            if size is None or not key.startswith(normalized(spelling)):
+            gibibytes = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
+            if gibibytes is None or not key.startswith(normalized(spelling)):
                 continue
-            sizes = {configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations}
-            gib = int(size.group(1))
-            if gib not in sizes:
+            configurations = {
+                configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
+            }
+            gib = int(gibibytes.group(1))
+            if gib not in configurations:
                 raise InputError(
                     f"{argument}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
-                    f"{', '.join(f'{name}-{configuration}gb' for configuration in sizes)}"
+                    f"{', '.join(f'{name}-{configuration}gb' for configuration in configurations)}"
                 )
-            return with_configuration(hardware, sizes[gib])
+            return with_configuration(hardware, configurations[gib])
     return None
 
 

@@ -62,7 +62,7 @@ def commit_of(target: str) -> str:
 
 
 def _config_path(repo: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
+    """Returns the path of a repository's config. With a newly cached config, the quantization file is fetched too."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -125,11 +125,11 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
     options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
-        size = huggingface_hub.get_hf_file_metadata(
+        file_bytes = huggingface_hub.get_hf_file_metadata(
             huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
         ).size
-        if size is not None and size > limit:
-            raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
+        if file_bytes is not None and file_bytes > limit:
+            raise _LimitExceeded(f"{name} has {file_bytes:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
             options = {"tqdm_class": _limited_progress_bar(name, limit)}
     return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
@@ -152,7 +152,7 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
 
 
 def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """Fetches the tensors of a repository: of its single weights file, or of the files in its index."""
+    """Fetches the tensor headers of a repository's single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -164,15 +164,17 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
         huggingface_hub.get_hf_file_metadata(url(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
         index = f"{single_file}.index.json"
-        data = read_bytes(_download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint")
-        weight_map = parse_index(data, f"{repo}/{index}")
+        index_bytes = read_bytes(
+            _download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
+        )
+        weight_map = parse_index(index_bytes, f"{repo}/{index}")
         texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
         return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
     return parse_header(_fetch_all({single_file: url(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """Fetches the headers of several files at a time: file name → JSON of its header."""
+    """Fetches the headers of files in parallel. Returns the JSON of each header by file name."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
@@ -218,32 +220,32 @@ def _fetch_header(url: str, name: str, limit: int, deadline: float) -> bytes:
     return start[8 : length + 8]
 
 
-def _fetch_start(url: str, count: int, deadline: float) -> bytes:
-    """Fetches the first `count` bytes of a file, or a shorter file completely."""
+def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
+    """Fetches the first `byte_count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
     library: Any = utils
-    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
     session: Any = library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
-            return _first_bytes(response.status_code, response.iter_raw(), count, deadline)
+            return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
     with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
-        return _first_bytes(response.status_code, response.iter_content(2**16), count, deadline)
+        return _first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
 
 
-def _first_bytes(status: int, received_parts: Iterable[bytes], count: int, deadline: float) -> bytes:
-    """Reads the first `count` bytes of a response."""
+def _first_bytes(status: int, received_parts: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
+    """Reads the first `byte_count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
-    data = bytearray()
+    first_bytes = bytearray()
     for received_bytes in received_parts:
-        data += received_bytes
-        if len(data) >= count:
+        first_bytes += received_bytes
+        if len(first_bytes) >= byte_count:
             break
         if time.monotonic() > deadline:
             raise _LimitExceeded("the hub is too slow")
-    return bytes(data[:count])
+    return bytes(first_bytes[:byte_count])
 
 
 def _split_target(target: str) -> tuple[str, str | None]:
@@ -259,7 +261,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
     not_cached = f"no {content} in the cache, and the hub is offline or unreachable"
-    kinds: list[tuple[tuple[Any, ...], str]] = [
+    causes: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
             "is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN",
@@ -292,7 +294,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
-        for types, reason in kinds:
+        for types, reason in causes:
             if isinstance(error, types):
                 raise InputError(f"{target}: {reason}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):

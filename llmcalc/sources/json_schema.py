@@ -56,7 +56,7 @@ def description_schema() -> dict[str, Any]:
 
 
 def _reachable_classes(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Returns name → class, for every class of a nested table."""
+    """Returns the classes of all nested tables by name."""
     classes: dict[str, type[BaseModel]] = {}
     waiting = [root]
     while waiting:
@@ -82,7 +82,7 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
-    """Returns field → its description in the docstring of the class, or of the nearest base class that has one."""
+    """Returns the description of each field, from the docstring of the class or of its nearest base class."""
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
         field_texts: dict[str, str] = {}

@@ -47,4 +47,4 @@ def normalized_with_points(name: str) -> str:
 
 def normalized(name: str) -> str:
     """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
-    return "".join(c for c in name.lower() if c.isalnum() or c in "/+")
+    return "".join(character for character in name.lower() if character.isalnum() or character in "/+")

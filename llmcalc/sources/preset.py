@@ -123,7 +123,7 @@ class Preset(Record):
 
     @property
     def checked(self) -> date | None:
-        """The last date on which a source was read; None if only copies were read."""
+        """The latest date on which a source was read; None if only copies were read."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -162,7 +162,7 @@ class Preset(Record):
 
 @contextmanager
 def name_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Returns a context that adds the model's name to the message of an `InputError`, except for a missing package."""
+    """Returns a context manager that adds the model's name to an `InputError`, except for a missing package."""
     try:
         yield
     except MissingExtra:

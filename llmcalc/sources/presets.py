@@ -58,7 +58,7 @@ def find_preset(name_or_alias: str) -> str | None:
         return None
     for normalization in (normalized_with_points, normalized):
         key = normalization(name_or_alias)
-        preset = next((name for name in model_names() if normalization(name) == key), None) or _with_alias(
+        preset = next((name for name in model_names() if normalization(name) == key), None) or _preset_with_alias(
             key, normalization
         )
         if preset is not None:
@@ -66,7 +66,7 @@ def find_preset(name_or_alias: str) -> str | None:
     return None
 
 
-def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
+def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias. Only files that contain the alias are parsed, because there are hundreds.
 
     normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
@@ -82,7 +82,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Returns normalized alias → preset name. It reads all presets, so only suggestions use it."""
+    """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -113,7 +113,7 @@ def find_by_repository(name: str) -> str | None:
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the name of a repository without its owner → the preset."""
+    """Returns the presets by the name of their repository without its owner."""
     return {
         normalized(alias.rpartition("/")[2]): name
         for name in model_names()

@@ -24,7 +24,11 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
             names.add(name)
             continue
         all_exact = False
-        matches = [n for n in model_names() if normalized(text) and normalized(text) in _all_spellings(n)]
+        matches = [
+            preset_name
+            for preset_name in model_names()
+            if normalized(text) and normalized(text) in _all_spellings(preset_name)
+        ]
         if not matches:
             suggestion = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")

@@ -32,27 +32,27 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, location, data = _read_description(name_or_path, head, allow_unknown)
-    if head is not None and "config" not in data:
+    name, location, description = _read_description(name_or_path, head, allow_unknown)
+    if head is not None and "config" not in description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name, location, {**_apply_overrides(data, (*target_overrides, *overrides)), "asked": name_or_path}
+        name, location, {**_apply_overrides(description, (*target_overrides, *overrides)), "asked": name_or_path}
     )
 
 
-def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+def _apply_overrides(description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Applies the overrides to the model of a description.
 
     Published figures are removed, because they do not hold for the changed model.
     """
     if not overrides:
-        return data
-    model: Any = data.get("model")
+        return description
+    model: Any = description.get("model")
     for override in overrides if isinstance(model, dict) else ():
         model = _set_field(model, override)
-    return {**data, "model": model, "changes": overrides, "published": {}}
+    return {**description, "model": model, "changes": overrides, "published": {}}
 
 
 def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
@@ -61,21 +61,21 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id:
         return hub_id, ()
     name_or_path, separator, changes = target.partition("?")
-    if not separator or _path_is(Path(target).exists):
+    if not separator or _test_path(Path(target).exists):
         return target, ()
     return name_or_path, tuple(filter(None, changes.split("&")))
 
 
-def _validate_preset(name: str, location: str, data: dict[str, Any]) -> Preset:
-    """Validates a description as a preset; errors also name the config fields that a spec field came from."""
+def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
+    """Validates a description as a preset; errors also name the config fields from which a field was computed."""
     try:
-        return validate(Preset, {**data, "name": name}, location)
+        return validate(Preset, {**description, "name": name}, location)
     except InputError as error:
-        if not isinstance(data.get("config"), dict):
+        if not isinstance(description.get("config"), dict):
             raise
         from .huggingface.field_origin import fields_behind
 
-        raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
+        raise InputError(f"{error}{fields_behind(description['config'], str(error))}") from None
 
 
 def load_text(
@@ -90,8 +90,8 @@ def load_text(
 
     Raises `InputError` as `load` does.
     """
-    data = _describe_text(text, location, head, allow_unknown)
-    return _validate_preset(name, location, {**_apply_overrides(data, overrides), "asked": location})
+    description = _describe_text(text, location, head, allow_unknown)
+    return _validate_preset(name, location, {**_apply_overrides(description, overrides), "asked": location})
 
 
 def load_config(
@@ -104,9 +104,9 @@ def load_config(
     from .huggingface.file import described
 
     require_shallow(dict(config), "config")
-    data = described(dict(config), head, allow_unknown)
+    description = described(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _validate_preset(name, "config", _apply_overrides(data, overrides))
+    return _validate_preset(name, "config", _apply_overrides(description, overrides))
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -116,10 +116,10 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
     if target == STDIN:
-        return _from_stdin(head, allow_unknown)
+        return _describe_stdin(head, allow_unknown)
     path = Path(target)
     if path.suffix == ".gguf":
-        return _from_gguf(path, head, allow_unknown)
+        return _describe_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
         raise InputError(
             f"{target}: a checkpoint's header does not describe an architecture; expected its config.json, or a "
@@ -127,7 +127,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _path_is(path.is_file):
+    if path.suffix == ".toml" or _test_path(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{target}: YAML files of models (litgpt, GPT-NeoX) are not read; expected the config.json that their "
@@ -139,9 +139,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    if _path_is((path / "config.json").is_file):
+    if _test_path((path / "config.json").is_file):
         return _read_config(path / "config.json", head, allow_unknown)
-    if _path_is(path.is_dir):
+    if _test_path(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
         )
@@ -156,11 +156,11 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     raise InputError(_unknown_target(target))
 
 
-def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _describe_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
 
 
-def _from_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a GGUF file, whose metadata state its sizes."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
@@ -180,20 +180,20 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
         return _parse_native(text, location)
     from .huggingface.file import described, parse_config
 
-    data = parse_config(text, location)
+    config_data = parse_config(text, location)
     try:
-        return described(data, head, allow_unknown)
+        return described(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{location}: {error}") from None
 
 
 def _parse_native(text: str, location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
-    data = parse_toml(text, location)
+    description = parse_toml(text, location)
     for name in NOT_IN_FILES:
-        if name in data:
+        if name in description:
             raise InputError(f"{location}: {name}: unknown field; remove it or correct its name")
-    return data
+    return description
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -203,8 +203,8 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
     return name, str(path), description
 
 
-def _path_is(question: Callable[[], bool]) -> bool:
-    """Applies a test to a path; False if the text cannot be a path, for example because it is too long."""
+def _test_path(question: Callable[[], bool]) -> bool:
+    """Returns the result of a test of a path; False if the text cannot be a path, for example if it is too long."""
     try:
         return question()
     except OSError:
@@ -235,10 +235,10 @@ def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
     path = path.strip()
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
-    steps = _resolve_path(model, path.split("."), override)
-    value = text.strip() if steps[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
+    keys = _resolve_path(model, path.split("."), override)
+    value = text.strip() if keys[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
     require_shallow(value, f"--set {path}")
-    return _replace_at(model, steps, value)
+    return _replace_at(model, keys, value)
 
 
 def _override_value(text: str) -> Any:
@@ -254,7 +254,7 @@ def _override_value(text: str) -> Any:
 
 
 def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
-    """Returns the full path of an overridden field: a field that is set, or that a table on the path may have."""
+    """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
     paths = list(_table_paths(model))
     matches = [p for p in paths if p[-len(field_path) :] == field_path]
     if not matches:
@@ -293,7 +293,7 @@ def _table_paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[l
 
 
 def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
-    """Returns the full paths at which a spec allows the field but the model does not set it."""
+    """Returns the full paths at which a description allows a field that the model does not set."""
     from .fields import field_paths
 
     return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]
@@ -305,11 +305,11 @@ def _all_fields() -> list[str]:
     return all_field_names()
 
 
-def _replace_at(table: dict[str, Any], steps: list[str], value: Any) -> dict[str, Any]:
+def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
     out = dict(table)
-    if len(steps) == 1:
-        out[steps[0]] = value
+    if len(keys) == 1:
+        out[keys[0]] = value
     else:
-        subtable = out.get(steps[0])
-        out[steps[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, steps[1:], value)
+        subtable = out.get(keys[0])
+        out[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
     return out

@@ -51,7 +51,7 @@ def _escape_character(character: str) -> str:
 
 
 def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a part's fields that are not defaults, and its `type` if it has one.
+    """Returns a component's fields that are not defaults, and its `type` if it has one.
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
@@ -88,7 +88,7 @@ def _plain_value(value: Any, base: Any = None) -> Any:
 
 
 def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base` into `other_table` when merged over it; `other_table` has all its fields."""
+    """Returns the table of differences that turns `base` into `other_table` when it is merged over `base`."""
     out: dict[str, Any] = {}
     for key, value in other_table.items():
         base_value = base.get(key)

@@ -51,29 +51,29 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first broken limit; None if all limits hold."""
+        """The first limit that the value breaks; None if it breaks none."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[Check]:
-    """Counts every value that a budget bounds. folder: the budget's folder, to which paths of models are relative.
+    """Counts every value that a budget limits. folder: of the budget file, to which model paths are relative.
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    models = [(model, _load_model(model, folder)) for model in budget.model]
+    models = [(model, _read_model_spec(model, folder)) for model in budget.model]
     counts = [count for model, preset in models for count in _prepare_checks(model, preset)]
     return [count() for count in counts]
 
 
-def _load_model(model: ModelBudget, folder: Path) -> Preset:
+def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
     path = folder / model.target
-    with _naming_model(model.target):
+    with _errors_naming_model(model.target):
         return load(str(path) if path.exists() else model.target)
 
 
 @contextmanager
-def _naming_model(location: str) -> Iterator[None]:
-    """Returns a context that adds the model and the key to the message of an `InputError`."""
+def _errors_naming_model(location: str) -> Iterator[None]:
+    """Returns a context manager that adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
@@ -85,11 +85,11 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
     """Checks the settings of one model's bounds and yields functions that count the values."""
     for key, bound in model.bounds.items():
         location = f"{model.target}: {key}"
-        with _naming_model(location):
+        with _errors_naming_model(location):
             settings = _setting_values(key, bound)
         if isinstance(bound, Fits):
             for name in bound.on:
-                with _naming_model(location):
+                with _errors_naming_model(location):
                     hardware = find_hardware(name)
                 yield _fit_check(model, preset, bound, settings, hardware, location)
         else:
@@ -109,7 +109,7 @@ def _value_check(
     model: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], location: str
 ) -> Callable[[], Check]:
     def count() -> Check:
-        with _naming_model(location):
+        with _errors_naming_model(location):
             measured_value = _measure_value(preset, key, settings)
         return Check(
             model.target, key, bound.settings, measured_value, bound.limits, warning=_too_long(preset, settings)
@@ -122,7 +122,7 @@ def _fit_check(
     model: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, location: str
 ) -> Callable[[], Check]:
     def count() -> Check:
-        with _naming_model(location):
+        with _errors_naming_model(location):
             required_bytes = _device_bytes(preset, settings, hardware)
         limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
         warning = _too_long(preset, settings)

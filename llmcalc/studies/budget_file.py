@@ -129,13 +129,13 @@ class ModelBudget(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _parse_bounds(cls, data: Any) -> Any:
+    def _parse_bounds(cls, budget_table: Any) -> Any:
         """Converts the values of a file to tables of limits and settings."""
-        if not isinstance(data, dict):
-            return data
-        for name in data:
+        if not isinstance(budget_table, dict):
+            return budget_table
+        for name in budget_table:
             _check_key(name, cls.keys)
-        tables = {key: _parse_bound(key, value) if key in KINDS else value for key, value in data.items()}
+        tables = {key: _parse_bound(key, value) if key in KINDS else value for key, value in budget_table.items()}
         if "fits" in tables:
             tables["fits"] = _parse_fits(tables["fits"])
         if tables.keys() <= {"target"}:
@@ -156,16 +156,16 @@ class Budget(Record):
 
 def read_budget(path: Path) -> Budget:
     """Reads a budget. Raises `InputError`, which names the field, for an unknown key, unit or value."""
-    data = parse_toml(read_text(path), str(path))
-    if not data.get("model"):
+    budget_table = parse_toml(read_text(path), str(path))
+    if not budget_table.get("model"):
         raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
-    if isinstance(data["model"], list) and len(data["model"]) > MOST_MODELS:
+    if isinstance(budget_table["model"], list) and len(budget_table["model"]) > MOST_MODELS:
         raise InputError(
-            f"{path}: {len(data['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
+            f"{path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
         )
-    if isinstance(data["model"], dict):
+    if isinstance(budget_table["model"], dict):
         raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
-    return validate(Budget, data, str(path))
+    return validate(Budget, budget_table, str(path))
 
 
 def _check_key(name: str, keys: tuple[str, ...]) -> None:

@@ -153,26 +153,26 @@ SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
 
 
 def quantities(
-    spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", count: ParameterCount | None = None
+    spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", parameter_count: ParameterCount | None = None
 ) -> Quantities:
     """Computes all compared quantities of one model.
 
     seq: tokens per sequence for the FLOPs; default 2048.
     dtype: number format of the cache; default bfloat16.
-    count: the model's parameters, if they are already counted; default None, which counts them.
+    parameter_count: the model's parameters, if they are already counted; default None, which counts them.
     Raises `InputError` for an unknown dtype.
     """
-    count, workload = params(spec) if count is None else count, Workload(batch=1, seq=seq)
+    parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
     cache = None if spec.kind == "encoder" else kv(spec, dtype_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(
         spec=spec,
         seq=seq,
         dtype=dtype,
-        parameters=count.total,
-        active=count.active,
+        parameters=parameter_count.total,
+        active=parameter_count.active,
         vocab_size=spec.vocab_size,
-        vocabulary_parameters=_vocabulary_params(count.tree),
+        vocabulary_parameters=_vocabulary_params(parameter_count.tree),
         shape=stack_shape(spec.main, spec.hidden_size),
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
@@ -182,7 +182,11 @@ def quantities(
 
 
 def _vocabulary_params(tree: Node) -> int:
-    return sum(place.times * place.own_cost(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
+    return sum(
+        node_position.times * node_position.own_cost(total_of)
+        for node_position in tree.walk()
+        if node_position.path in VOCABULARY_PATHS
+    )
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
@@ -190,25 +194,27 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
+    groups = [(name, block, layer_count) for name, block, layer_count, _ in stack.groups() if layer_count]
     block = max(groups, key=lambda group: group[2])[1]
     with_heads = [
-        (layer, sizes, count) for _, layer, count in groups if (sizes := _head_sizes(layer, hidden_size)) is not None
+        (layer, head_sizes, layer_count)
+        for _, layer, layer_count in groups
+        if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
     attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
-    attention_block, sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
+    attention_block, head_sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
-        layer_kinds={name: count for name, _, count in groups},
+        layer_kinds={name: layer_count for name, _, layer_count in groups},
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
         feed_forward_width=network.active_width() if isinstance(network, Network) else None,
         mixture_of_experts=isinstance(network, Network) and network.mixture,
-        num_attention_heads=None if sizes is None else sizes.heads,
-        num_key_value_heads=None if sizes is None else sizes.kv_heads,
-        head_dim=None if sizes is None else sizes.head_dim,
+        num_attention_heads=None if head_sizes is None else head_sizes.heads,
+        num_key_value_heads=None if head_sizes is None else head_sizes.kv_heads,
+        head_dim=None if head_sizes is None else head_sizes.head_dim,
     )
 
 
@@ -233,7 +239,7 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
-    """Returns the models' indices sorted by a quantity, smallest first; models without the quantity are last.
+    """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """

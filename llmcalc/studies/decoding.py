@@ -26,8 +26,8 @@ def decoded_token(
         return None
     batch = int(memory.states.workload.batch) if users is None else users
     try:
-        run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
-        decoding = replace(run, settings=run.settings.with_(phase="decode"))
+        decoding_run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
+        decoding = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
         return time_inference(decoding, hardware, layout, TimeSettings(stack))
     except InputError:
         return None

@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """The old and the new value of a field; None if a model does not have the field."""
+    """A changed field of a description: its old and its new value; None in a model that does not have the field."""
 
     name: str
     before: Any
@@ -103,11 +103,11 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
 
 def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the counts of a model: quantity → (value, unit)."""
-    count = params(preset.model)
+    parameter_count = params(preset.model)
     quantities: dict[str, Figure] = {
-        "parameters": (count.total, "parameters"),
-        "active per token": (count.active, "parameters"),
-        "embedding": (count.embedding, "parameters"),
+        "parameters": (parameter_count.total, "parameters"),
+        "active per token": (parameter_count.active, "parameters"),
+        "embedding": (parameter_count.embedding, "parameters"),
     }
     forward = flops(preset.model, run_config_of(preset.model, seq=seq))
     quantities["forward FLOPs per token"] = forward.per_token, "FLOPs"
@@ -124,17 +124,20 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
 
 
 def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns the bytes of one device's memory; empty if llmcalc has no kernel for a step of the model."""
+    """Returns the bytes of one device's memory by part; empty if llmcalc cannot simulate an operation of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
     try:
         kv_dtype = None if preset.model.kind == "encoder" else dtype
         phase: Any = "prefill" if preset.model.kind == "encoder" else "inference"
-        run = memory(
+        device_run = memory(
             preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
         )
-        return {"weights": (run.states.weights, "bytes"), "memory in inference": (run.device.device_bytes, "bytes")}
+        return {
+            "weights": (device_run.states.weights, "bytes"),
+            "memory in inference": (device_run.device.device_bytes, "bytes"),
+        }
     except InputError:
         return {}
 
@@ -145,7 +148,7 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
         return
     descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
     old_fields, new_fields = (
-        _with_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
+        _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
         for preset, set_fields in zip((before, after), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
@@ -155,8 +158,8 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
         yield Change("dtype", before.dtype, after.dtype)
 
 
-def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds the default sizes of heads that a description leaves out (see `Attention`)."""
+def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+    """Adds the default head sizes that a description leaves out (see `Attention`)."""
     completed_fields = dict(fields)
     for path, heads in fields.items():
         attention, _, name = path.rpartition(".")
@@ -168,11 +171,13 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
             for key in (*(f"{prefix}.hidden_size" for prefix in ancestors), "hidden_size")
             if fields.get(key)
         )
-        sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
-        for size in (*sizes, "v_head_dim"):
-            key = f"{attention}.{size}"
+        head_fields = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
+        for field in (*head_fields, "v_head_dim"):
+            key = f"{attention}.{field}"
             if key in completed_fields and completed_fields[key] is None:
-                completed_fields[key] = sizes[size] if size in sizes else completed_fields[f"{attention}.head_dim"]
+                completed_fields[key] = (
+                    head_fields[field] if field in head_fields else completed_fields[f"{attention}.head_dim"]
+                )
     return completed_fields
 
 
@@ -188,7 +193,7 @@ def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost, unit = _cost_of_quantity(name, dtype)
     old_costs, new_costs = (
-        {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
+        {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
     )
     compared_nodes = (
@@ -212,11 +217,11 @@ def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
     return costs[name]
 
 
-def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns path without layer indices → sum over its nodes; optional parts and zeros are left out."""
+def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+    """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
-    for place in tree.walk(run_config):
-        if not place.optional and (value := times(place.own_cost(cost), place.times)):
-            path = INDEX.sub("", place.path)
+    for node_position in tree.walk(run_config):
+        if not node_position.optional and (value := times(node_position.own_cost(cost), node_position.times)):
+            path = INDEX.sub("", node_position.path)
             sums[path] = sums.get(path, 0) + value
     return {path: bits_to_bytes(value) if unit == "bytes" else value for path, value in sums.items()}

@@ -52,7 +52,7 @@ def draft_of(
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
 ) -> Draft:
-    """Returns a draft beside its target. batch, seq, kv_dtype: of the draft's cache. run_config: the pass to count.
+    """Returns the costs of a draft model. batch, seq, kv_dtype: of the draft's KV cache. run_config: the counted pass.
 
     Raises `InputError` if the draft does not fit the target.
     """
@@ -62,12 +62,12 @@ def draft_of(
 
 
 def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
-    """Returns the bytes of a draft model beside its target: weights in its own number format, and its cache.
+    """Returns the bytes that a draft model needs: its weights in the format of its checkpoint, and its KV cache.
 
     settings: those of the target's run; `quantize` is the target's alone.
     """
     from ..device_memory.device_memory import UnreplayedBytes
     from ..device_memory.static import memory
 
-    use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
-    return [UnreplayedBytes("weights", int(use.weights)), UnreplayedBytes("cache", int(use.kv_cache))]
+    memory_use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
+    return [UnreplayedBytes("weights", int(memory_use.weights)), UnreplayedBytes("cache", int(memory_use.kv_cache))]

@@ -43,7 +43,10 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Change:
-    """A change of settings. option: its command-line options. fit: the required bytes and the verdict after it."""
+    """A change of settings. option: its command-line options.
+
+    fit: the required bytes and the verdict with the change.
+    """
 
     option: str
     fit: Fit
@@ -73,23 +76,23 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current_fit = memory.device.fit_on(hardware)
     batch, seq = largest_run(memory, hardware)
-    changes = () if current_fit.verdict != "no" else tuple(_changes(memory, current_fit, batch, seq))
+    changes = () if current_fit.verdict != "no" else tuple(_memory_saving_changes(memory, current_fit, batch, seq))
     return Fitting(memory, current_fit, batch, seq, changes)
 
 
 def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
-    """Returns the answer with seconds per token of every user: of the run, if it fits, and of the most that fit."""
+    """Adds the seconds per token of every user: for the run, if it fits, and for the most users that fit."""
     memory, max_batch = fit_answer.memory, fit_answer.batch
     users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
-    runs = (decoded_token(memory, hardware, users=number) for number in users)
-    return replace(fit_answer, decoding=tuple(run for run in runs if run is not None))
+    runs = (decoded_token(memory, hardware, users=user_count) for user_count in users)
+    return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
 
 
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest length at its batch, that fit; 0 if none does.
+    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 for none.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -99,13 +102,13 @@ def largest_run(
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
-    def run(name: str, number: int) -> Memory:
-        return memory if number == getattr(workload, name) else memory.with_(**{name: number})
+    def run(name: str, candidate_size: int) -> Memory:
+        return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
 
-    def needed_bytes(name: str, number: int) -> int:
-        """Returns the bytes of a run; of a smallest one that is surely too large, those that it needs at least."""
-        least = run(name, number).least_device_bytes if number in (1, block) else 0
-        return least if least > capacity else run(name, number).device.device_bytes
+    def needed_bytes(name: str, candidate_size: int) -> int:
+        """Returns the bytes that a run needs, or a lower bound of them if already that bound exceeds the capacity."""
+        least = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
+        return least if least > capacity else run(name, candidate_size).device.device_bytes
 
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
@@ -133,10 +136,10 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
     """
     excess_of: dict[int, int] = {}
 
-    def excess(number: int) -> int:
-        if number not in excess_of:
-            excess_of[number] = required_bytes(number) - capacity
-        return excess_of[number]
+    def excess(candidate: int) -> int:
+        if candidate not in excess_of:
+            excess_of[candidate] = required_bytes(candidate) - capacity
+        return excess_of[candidate]
 
     if excess(1) > 0:
         return 0
@@ -148,9 +151,9 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
         high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
-        number = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
+        candidate = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
         turn += 1
-        low, high = (number, high) if excess(number) <= 0 else (low, number)
+        low, high = (candidate, high) if excess(candidate) <= 0 else (low, candidate)
     return low
 
 
@@ -179,8 +182,8 @@ def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_
 
 
 def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
-    """Returns where the line through the two highest fitting numbers reaches the capacity; far away without a slope."""
-    lower_number = max((number for number in excess_of if number < highest_fitting), default=highest_fitting)
+    """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
+    lower_number = max((candidate for candidate in excess_of if candidate < highest_fitting), default=highest_fitting)
     rise = excess_of[highest_fitting] - excess_of[lower_number]
     return (
         highest_fitting + (highest_fitting - lower_number) * -excess_of[highest_fitting] // rise
@@ -189,8 +192,8 @@ def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
     )
 
 
-def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns every single change of settings that saves memory.
+def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+    """Returns the changes of one setting at a time that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
@@ -203,7 +206,11 @@ def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable
     combined_changes: dict[str, Any] = {}
     for changes in cheap:
         combined_changes |= changes
-    pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
+    pairs = [
+        {**first_change, **second_change}
+        for first_change, second_change in combinations(costly, 2)
+        if first_change.keys().isdisjoint(second_change)
+    ]
     groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
     groups += [
         [{**combined_changes, **extra_changes} for extra_changes in several] for several in ([{}, *costly], pairs)
@@ -234,7 +241,7 @@ def _evaluate_changes(
     options: Sequence[Mapping[str, Any]],
     most: int | None = None,
 ) -> list[Change]:
-    """Returns the changes that need less memory than the current settings, in their order.
+    """Returns the changes that need less memory than the current settings, in the order of the input.
 
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
     smallest.
@@ -330,7 +337,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer sequences and to shorter sequences."""
+    """Returns the changes to fewer sequences and to shorter sequences, each with its memory."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

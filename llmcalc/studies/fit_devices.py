@@ -77,12 +77,14 @@ def fit_devices(
     fewest_devices, fewest_candidate = _fewest_devices(question, layout_plan)
     batch = seq = 0
     if run_fits:
-        use, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _largest_number(question, best_candidate, "batch", 1, int(use.batch), MOST_BATCH)
+        workload, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
+        batch = _largest_number(question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
         seq = _largest_number(
-            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(use.seq), longest_length
+            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(workload.seq), longest_length
         )
-    changes = () if run_fits else tuple(_changes(question, layout_plan.devices, fewest_devices, fewest_candidate))
+    changes = (
+        () if run_fits else tuple(_changes_that_fit(question, layout_plan.devices, fewest_devices, fewest_candidate))
+    )
     return DeviceFitting(layout_plan, best_candidate, fit, fewest_devices, fewest_candidate, batch, seq, changes)
 
 
@@ -96,7 +98,7 @@ class DevicesQuestion:
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
-        """Plans a number of accelerators and replays the best layout. nearest: as in `plan`."""
+        """Plans the layouts of a number of accelerators and replays the best one. nearest: as in `plan`."""
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
             self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
@@ -117,7 +119,7 @@ def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
 
 
 def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators on which some layout fits, among a number, its halves and its doubles."""
+    """Returns the fewest accelerators on which a layout fits, among a number n, n/2, n/4, … and 2n, 4n, …."""
     devices = planned.devices
     if planned.plan.feasible:
         return _fewest_halves(question, devices, planned.plan.feasible[0])
@@ -130,7 +132,7 @@ def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int
 
 
 def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Candidate) -> tuple[int, Candidate]:
-    """Returns the smallest half of a number on which some layout fits, and that layout. best_candidate: of the number.
+    """Returns the smallest of n, n/2, n/4, … accelerators on which a layout fits, and that layout.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
@@ -171,16 +173,18 @@ def _largest_number(
     version, micro_batches = question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
-    def tensor_bytes(number: int) -> int:
-        return record.estimate(memory.with_(**{name: number})).largest_rank(best_candidate.layout, micro_batches)[0]
+    def tensor_bytes(candidate_size: int) -> int:
+        return record.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+            best_candidate.layout, micro_batches
+        )[0]
 
     fitting_point, too_large, margin = (start, best_candidate.device_bytes - tensor_bytes(start)), (start, 0), 0
 
-    def needed_bytes(number: int) -> int:
-        overhead, distance = fitting_point[1], max(0, number - fitting_point[0])
+    def needed_bytes(candidate_size: int) -> int:
+        overhead, distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
         if too_large[0] > fitting_point[0]:
             overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting_point[0])
-        return tensor_bytes(number) + overhead + margin
+        return tensor_bytes(candidate_size) + overhead + margin
 
     replays = 0
     while replays < REPLAYS or fitting_point[0] == start:
@@ -190,8 +194,8 @@ def _largest_number(
         if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
-        run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(run, record, version, best_candidate.layout), replays + 1
+        candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
+        replayed_bytes, replays = replayed(candidate_run, record, version, best_candidate.layout), replays + 1
         if replayed_bytes > capacity:
             margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting_point[0] else 0
             too_large = candidate, replayed_bytes - tensors
@@ -202,10 +206,10 @@ def _largest_number(
     return fitting_point[0] // unit * unit
 
 
-def _changes(
+def _changes_that_fit(
     question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[Change]:
-    """Yields changes that make it fit: full recomputation, and more accelerators."""
+    """Yields changes that make the run fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none"):
         recomputed_candidate = _best_candidate(
             replace(question, estimates=question.estimates.recomputed).planned(devices)

@@ -58,14 +58,14 @@ class _Divided(NamedTuple):
     tensor_bytes: Callable[[Runtime], int] = _no_tensor_bytes
 
     def least_bytes(self, runtime: Runtime) -> int:
-        """Returns bytes that the accelerator needs at least, of which tensors are counted where that is possible."""
+        """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
             return max(self.least, self.tensor_bytes(runtime))
         except InputError:  # the framework does not support the layout, as `on` says
             return self.least
 
 
-def _over_ranks(cluster: Cluster) -> _Divided:
+def _run_over_ranks(cluster: Cluster) -> _Divided:
     """Returns the run over the ranks of a layout."""
 
     def largest(runtime: Runtime) -> DeviceMemory:
@@ -103,7 +103,7 @@ def hardware_options(
     for hardware in accelerators:
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        options.append(_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
+        options.append(_hardware_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -117,7 +117,7 @@ def hardware_options(
     )
 
 
-def _option(
+def _hardware_option(
     divided_runs: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
@@ -127,73 +127,73 @@ def _option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
-    def try_(index: int, run: _Divided) -> HardwareOption | None:
+    def try_(index: int, divided_run: _Divided) -> HardwareOption | None:
         try:
-            fit = run.on(default_runtime).fit_on(hardware)
+            fit = divided_run.on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
             return None
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
-            fit = run.on(runtime).fit_on(hardware)
-        tried_options.append((index, option := HardwareOption(run.devices, run.layout, fit)))
+            fit = divided_run.on(runtime).fit_on(hardware)
+        tried_options.append((index, option := HardwareOption(divided_run.devices, divided_run.layout, fit)))
         return option
 
-    for index, run in enumerate(divided_runs):
-        if run.least > hardware.capacity_bytes:
-            too_large.append((run.least, index, run))
-        elif (least := run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least, index, run))
-        elif (option := try_(index, run)) is not None and option.fit.verdict == "fits":
+    for index, divided_run in enumerate(divided_runs):
+        if divided_run.least > hardware.capacity_bytes:
+            too_large.append((divided_run.least, index, divided_run))
+        elif (least := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
+            too_large.append((least, index, divided_run))
+        elif (option := try_(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
-        least, index, run = entry = min(too_large, key=lambda entry: entry[:2])
+        least, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
         if tried_options and least > min(option.fit.needed for _, option in tried_options):
             break
         too_large.remove(entry)
-        counted = run.least_bytes(default_runtime)
+        counted = divided_run.least_bytes(default_runtime)
         if counted > least:
-            too_large.append((counted, index, run))  # others may need less
+            too_large.append((counted, index, divided_run))  # others may need less
         else:
-            try_(index, run)
+            try_(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
-    """Yields the run over increasing numbers of accelerators, in possible layouts."""
+    """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
-    for devices in _numbers(request.devices):
+    for devices in _accelerator_counts(request.devices):
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
             yield _Divided(1, None, memory.on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
-            yield from _possible(memory, _training_request(request_of_number), version)
+            yield from _possible_runs(memory, _training_request(request_of_number), version)
         else:
             layouts = (
                 layout
                 for layout in serving_layouts(memory, request_of_number, devices)
                 if layout.dp == (request_of_number.dp or 1)
             )
-            yield from (_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
+            yield from (_run_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
 
 
-def _numbers(devices: int | None) -> list[int]:
+def _accelerator_counts(devices: int | None) -> list[int]:
     """Returns the numbers of accelerators to try: the requested one, or powers of two."""
     return [2**i for i in range(MOST_DEVICES.bit_length())] if devices is None else [devices]
 
 
 def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the options of training on several accelerators: fully sharded unless others are requested."""
+    """Returns the parallelism options of training on several accelerators: fully sharded unless the user sets some."""
     return replace(request, zero=3) if request.is_undivided else request
 
 
-def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
+def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
     """Yields the run in the layout of a request, unless no layout is possible; where the framework does not support
     it, its memory raises `InputError`, at once from the second time on.
     """
     try:
-        run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
+        divided_run = _run_over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
     except InputError:
         return
     refusals: list[InputError] = []
@@ -202,9 +202,9 @@ def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[
         if refusals:
             raise refusals[0]
         try:
-            return run.on(runtime)
+            return divided_run.on(runtime)
         except InputError as error:
             refusals.append(error)
             raise
 
-    yield run._replace(on=on)
+    yield divided_run._replace(on=on)

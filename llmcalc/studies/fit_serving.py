@@ -76,7 +76,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
             rank_run = inference_rank(memory, best_replica.layout, rank, memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
-        larger_replica = _replica(memory, hardware, fewest_layout)
+        larger_replica = _replica_of_layout(memory, hardware, fewest_layout)
         changes = (Change(f"--devices {fewest_layout.world} {fewest_layout.options()}", larger_replica.fit), *changes)
     timed_replicas = [
         replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
@@ -102,7 +102,7 @@ def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest)
     """
     assert request.devices is not None
     tried_replicas = tuple(
-        _replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices)
+        _replica_of_layout(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices)
     )
     if not tried_replicas:
         raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
@@ -142,12 +142,12 @@ def _has_program(memory: Memory, layout: Layout) -> bool:
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and of the last stage; the stages between have neither embedding nor head."""
+    """Returns a rank of the first and a rank of the last pipeline stage: the stages with embedding and output head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
-def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
-    """Returns a layout with its largest rank."""
+def _replica_of_layout(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
+    """Returns a layout with the memory of its largest rank."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
@@ -162,7 +162,7 @@ def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRe
     devices = 2 * layout_request.devices
     while devices <= MOST_TRIED:
         for layout in serving_layouts(memory, replace(layout_request, dp=None), devices):
-            if layout.dp == 1 and _replica(memory, hardware, layout).fit.verdict != "no":
+            if layout.dp == 1 and _replica_of_layout(memory, hardware, layout).fit.verdict != "no":
                 return layout
         devices *= 2
     return None

@@ -8,5 +8,7 @@ from ..model import ModelSpec
 
 
 def distinct_blocks(spec: ModelSpec) -> list[Layer]:
-    """Returns every kind of layer that the model has at least one of, stack by stack in the order they run."""
-    return [block for _, stack in spec.stacks() for _, block, count, _ in stack.groups() if not is_zero(count)]
+    """Returns each distinct kind of layer of a model once, stack by stack in the order in which they run."""
+    return [
+        block for _, stack in spec.stacks() for _, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+    ]

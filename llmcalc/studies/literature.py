@@ -77,7 +77,7 @@ FINDINGS = (
 
 
 def kaplan_range() -> tuple[float, float]:
-    """Returns the range of h/L of Kaplan's two models: 33.3 and 714.7."""
+    """Returns the range of hidden size over depth of the two shapes that Kaplan et al. compare: 33.3 and 714.7."""
     return KAPLAN_DEEP[1] / KAPLAN_DEEP[0], KAPLAN_SHALLOW[1] / KAPLAN_SHALLOW[0]
 
 
@@ -89,7 +89,7 @@ def critical_depth(hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """One shape compared with the figures of published studies.
+    """The comparison of one shape with the figures of published studies.
 
     in_kaplan_range: whether h/L is between those of Kaplan's two models.
     past_tay: whether the shape has more layers than the depth at which Tay's gain converges.
@@ -112,7 +112,7 @@ def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:
-    """Returns the optimal (h, L) at `compute_ratio` times a shape's compute (Fahim & Karim 2026, exponents).
+    """Returns the optimal hidden size and depth at `compute_ratio` times a shape's compute (Fahim & Karim 2026).
 
     It assumes that the given shape is optimal at its own compute.
     """

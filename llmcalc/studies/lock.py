@@ -112,21 +112,23 @@ def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
     """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder, which has none."""
     if preset.model.kind == "encoder":
         return None
-    size = kv(preset.model)
-    return {"seq": size.workload.seq, "bytes_per_token": size.bytes_per_token, "bytes": size.bytes}
+    cache_size = kv(preset.model)
+    return {"seq": cache_size.workload.seq, "bytes_per_token": cache_size.bytes_per_token, "bytes": cache_size.bytes}
 
 
 def _weight_bytes(preset: Preset) -> dict[str, int | None]:
-    """Returns the weights' bytes as published and by number format; None for formats that cannot store them."""
+    """Returns the bytes of the weights as published and by number format; None for formats that cannot store them."""
     published_memory = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
-    sizes: dict[str, int | None] = {"published": published_memory.weights}
+    bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
-        chosen = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
+        scheme_settings = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
         try:
-            sizes[name] = memory(preset.model, chosen, preset.dtype, config=preset.checkpoint).weights
+            bytes_by_format[name] = memory(
+                preset.model, scheme_settings, preset.dtype, config=preset.checkpoint
+            ).weights
         except InputError:
-            sizes[name] = None
-    return sizes
+            bytes_by_format[name] = None
+    return bytes_by_format
 
 
 def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:

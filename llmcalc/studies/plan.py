@@ -118,16 +118,16 @@ class LayoutEstimates:
 
     @cached_property
     def as_configured(self) -> PeakEstimate:
-        """The estimates with the run's own setting of recomputation."""
+        """The memory estimates with the recomputation that the run's settings state."""
         return self.framework.estimate(self.memory)
 
     @property
     def recomputed(self) -> LayoutEstimates:
-        """The estimates with every layer recomputed in the backward pass."""
+        """The memory estimates with every layer recomputed in the backward pass."""
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; the same estimates for the run's own value."""
+        """Returns the estimates with another value of `--recompute`; unchanged estimates if the value is the same."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -137,7 +137,7 @@ class LayoutEstimates:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The plan of a model's layouts on a number of devices.
+    """Sorts the layouts of a model on a number of devices.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -162,7 +162,7 @@ class LayoutPlan:
 
     @property
     def memory(self) -> Memory:
-        """The model and how it is trained."""
+        """The memory question of the run: the model and its training settings."""
         return self.estimates.memory
 
     @property
@@ -196,7 +196,7 @@ def plan_of(
     rows: int,
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
-    by: Order | None = "memory",
+    order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
@@ -206,7 +206,7 @@ def plan_of(
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `plan`.
-    by: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
+    order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
     micro-batches is given.
@@ -227,11 +227,11 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    layout_times, untimed_reason = _times(memory, hardware, by, time_settings, record)
+    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
 
     @cache
-    def run_of(number: int, recompute: str) -> Memory:
-        return estimates.with_recompute(recompute).memory.with_(num_microbatches=number)
+    def run_of(run_index: int, recompute: str) -> Memory:
+        return estimates.with_recompute(recompute).memory.with_(num_microbatches=run_index)
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
@@ -240,16 +240,16 @@ def plan_of(
 
     version = layout_request.framework_version or ""
 
-    def sent(layout: Layout, number: int, recompute: str) -> int:
-        messages = Cluster.of(run_of(number, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
+    def sent(layout: Layout, run_index: int, recompute: str) -> int:
+        messages = Cluster.of(run_of(run_index, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def largest(layout: Layout, number: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, number)
+    def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
+        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, run_index)
 
-    def replay(layout: Layout, number: int, recompute: str, enough: int | None) -> int:
-        largest_rank_stage = largest(layout, number, recompute)[1] if enough is not None else 0
-        return replayed(run_of(number, recompute), record, version, layout, largest_rank_stage, enough)
+    def replay(layout: Layout, run_index: int, recompute: str, enough: int | None) -> int:
+        largest_rank_stage = largest(layout, run_index, recompute)[1] if enough is not None else 0
+        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -273,7 +273,7 @@ def plan_of(
 
 
 def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
-    """Returns the values of `--recompute` that a plan tries, by falling memory and rising work.
+    """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
@@ -282,21 +282,21 @@ def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
     return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
 
 
-def _times(
+def _layout_times(
     memory: Memory,
     hardware: Hardware,
-    by: Order | None,
+    order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
     record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
     """Returns the seconds per step of layouts, or the reason why they cannot be estimated."""
-    if by == "memory":
+    if order_name == "memory":
         return None, ""
     settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
     try:
         return TrainingTimes(memory, hardware, settings), ""
     except InputError as error:
-        if by == "time":
+        if order_name == "time":
             raise
         return None, str(error)
 
@@ -329,7 +329,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Creates candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+    """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
 
     needed: Callable[[Layout, int, str], int]
     sent: Callable[[Layout, int, str], int]
@@ -341,7 +341,7 @@ class _Candidates:
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error of a layout that supports no recomputation.
+        """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
@@ -349,7 +349,7 @@ class _Candidates:
         results: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self.never_fits(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
-            if not too_large[i] or _kernels(layouts[i][0]) not in self._measured:
+            if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
                     results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
@@ -357,7 +357,7 @@ class _Candidates:
         return results
 
     def never_fits(self, layout: Layout) -> bool:
-        """Whether the weights, gradients and optimizer of a layout alone do not fit."""
+        """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
@@ -368,7 +368,7 @@ class _Candidates:
             return False
 
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
-        """Returns the candidate of a layout, or the error of a layout that supports no recomputation."""
+        """Returns the candidate of a layout, or the error of a layout whose framework refuses the recomputation."""
         try:
             candidate = self.of(layout, micro_batches, self.recomputations)
         except InputError as error:
@@ -379,7 +379,7 @@ class _Candidates:
     def of(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
-        """Returns the layout with the first `--recompute` value with which it may fit, or with the last possible value.
+        """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
 
         only_fitting: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -388,33 +388,33 @@ class _Candidates:
         last_candidate: Candidate | None = None
         skips_value = False
         for recompute in values:
-            run = layout, micro_batches, recompute
-            if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*run):
+            layout_run = layout, micro_batches, recompute
+            if only_fitting and _kernel_sizes(layout) in self._measured and self._is_too_large(*layout_run):
                 skips_value = True
                 continue
             try:
-                bytes = self.needed(*run)
+                bytes = self.needed(*layout_run)
                 may_fit = self.errors.least(bytes) <= self.capacity
-                sent_bytes = self.sent(*run) if may_fit else None
-                step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
+                sent_bytes = self.sent(*layout_run) if may_fit else None
+                step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
                     return self.of(layout, micro_batches, values)
                 if last_candidate is None:
                     raise
                 continue
-            self._measured.add(_kernels(layout))
+            self._measured.add(_kernel_sizes(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
-            sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
+            candidate_bytes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute
+                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.most(bytes), recompute=recompute
             )
             if may_fit:
                 return last_candidate
         return None if skips_value else last_candidate
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the layout with the next `--recompute` value with which it may fit; None without such a value."""
+        """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
@@ -423,7 +423,7 @@ class _Candidates:
         return None if recomputed_candidate is None or recomputed_candidate.bubble is None else recomputed_candidate
 
 
-def _kernels(layout: Layout) -> tuple[object, ...]:
+def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
     """Returns the sizes of a layout that determine which kernels its ranks run."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
@@ -441,7 +441,7 @@ def plan(
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
 ) -> Plan:
-    """Sorts layouts by time, or by the sum of their ranks by headroom, by communication and by bubble.
+    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -464,7 +464,7 @@ def plan(
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
     tried = candidates.all_of(layouts.possible)
-    too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
+    too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
     for candidate in tried:
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
@@ -521,16 +521,16 @@ def _with_too_large(
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
     all_refused = list(refused_candidates)
-    for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
+    for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
             all_refused.append(candidate)
-    place = {run: number for number, run in enumerate(layouts.possible)}
+    index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
-        number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
+        number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
     return sorted(all_refused, key=order)
@@ -541,7 +541,7 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that requires least in a replay, of the layouts that do not fit; None without any.
+    """Returns the layout that needs least memory in a replay among the layouts that do not fit; None if all fit.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
@@ -574,7 +574,7 @@ def by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def ties(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of its tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
     tie_flags: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
@@ -590,23 +590,23 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 
 def parse_sizes(text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
-    sizes: dict[str, int] = {}
+    layout_sizes: dict[str, int] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
         name = name.strip().lower()
-        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in sizes:
+        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
             raise InputError(
                 f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
             )
-        sizes[name] = int(value)
-    return sizes
+        layout_sizes[name] = int(value)
+    return layout_sizes
 
 
-def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
-    """Returns the rank, counted from 1, of the first candidate with these sizes; None without such a candidate."""
-    for place, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
-            return place
+def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
+    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
+    for position, candidate in enumerate(candidates, start=1):
+        if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
+            return position
     return None
 
 
@@ -615,7 +615,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their ranks by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
@@ -631,7 +631,7 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def bubble(layout: Layout, micro_batches: int) -> float:
-    """Returns the share of a step in which a rank waits, with backward passes twice as long as forward passes.
+    """Returns the fraction of a step in which a rank is idle, if backward passes take twice as long as forward passes.
 
     The schedule is simulated only up to the micro-batches after which it repeats without a wait.
     """

@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A memory term of a phase. status: as of any term. source: the file, rule or witness behind the bytes."""
+    """A memory term of a phase. status: its verification status. source: the file, rule or check behind the bytes."""
 
     name: str
     bytes: int
@@ -64,24 +64,26 @@ def rollout_phases(
 
 
 class _Phases:
-    """The phases of one device. device: the device's memory in the update phase."""
+    """Computes the phases of one device. device: the device's memory in the update phase."""
 
     def __init__(
         self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
     ) -> None:
         self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
         self.context = device.device_bytes - device.reserved_bytes
-        step = device.moments.get("step", {})
-        self.states = {kind: step.get(kind, 0) for kind in TRAINED}
+        update_moments = device.moments.get("step", {})
+        self.states = {memory_kind: update_moments.get(memory_kind, 0) for memory_kind in TRAINED}
         other_terms = ("weights", "optimizer", "overhead")
-        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in other_terms))
+        self.states["gradients"] = max(
+            0, device.after_step_bytes - sum(update_moments.get(memory_kind, 0) for memory_kind in other_terms)
+        )
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
         self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
         self.engine = self._engine_memory(hardware)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the engine's memory.
+        """Returns the inference engine's memory on the device.
 
         Its budget is a share of the device, or of the memory that training leaves free.
         """
@@ -115,13 +117,13 @@ class _Phases:
         return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
-        """Yields states of the trained model. loaded_states: states that this phase loads from the host."""
-        for kind in TRAINED:
-            if kind not in self.rollout.offloaded or kind in loaded_states:
-                yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
+        """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
+        for memory_kind in TRAINED:
+            if memory_kind not in self.rollout.offloaded or memory_kind in loaded_states:
+                yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
     def _other_models(self) -> Iterator[PhaseTerm]:
-        """Yields the models beside the trained model that are always on the device."""
+        """Yields the memory terms of further models that stay on the device: reference, reward and critic models."""
         if self.rollout.reference.place == "device":
             yield self._reference_terms()
         if self.rollout.critic == "device":
@@ -130,8 +132,8 @@ class _Phases:
     def _reference_terms(self) -> PhaseTerm:
         reference = self.rollout.reference
         parameters = self.cluster.memory.states.count.total
-        size = parameters * reference.weight_bytes // reference.ranks
-        return PhaseTerm("reference", size, "estimate", self.rollout.source)
+        byte_count = parameters * reference.weight_bytes // reference.ranks
+        return PhaseTerm("reference", byte_count, "estimate", self.rollout.source)
 
     def _critic_terms(self) -> PhaseTerm:
         states = sum(self.states.values())
@@ -142,7 +144,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns terms of the engine except its budget: the named terms, or all terms."""
+        """Returns the engine's memory terms: the named ones, or all; the memory budget itself is no term."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -168,8 +170,8 @@ class _Phases:
         yield from self._idle_engine()
         if self.rollout.sleeps:
             yield from self._engine_terms("weights")
-        size = self.rollout.transfer_bytes or self._largest_matrix()
-        yield PhaseTerm("weights_sent", size, "estimate", self.rollout.source)
+        byte_count = self.rollout.transfer_bytes or self._largest_matrix()
+        yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
 
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
@@ -207,8 +209,8 @@ class _Phases:
         """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
         device = self.device
         tensors = device.terms[0]
-        for kind, size in device.by_kind.items():
-            yield PhaseTerm(kind, size, tensors.status, tensors.witness)
+        for memory_kind, byte_count in device.by_kind.items():
+            yield PhaseTerm(memory_kind, byte_count, tensors.status, tensors.witness)
         yield PhaseTerm("fragmentation", device.fragmentation, "estimate", "the caching allocator")
         yield from self._other_models()
         yield from self._idle_engine()

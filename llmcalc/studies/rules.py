@@ -82,10 +82,10 @@ def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    sizes, active_width = mixer.heads(width), network.active_width()
-    if mixer.kind != "attention" or sizes is None or active_width is None:
+    head_sizes, active_width = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
-    return sizes.heads, sizes.head_dim, active_width
+    return head_sizes.heads, head_sizes.head_dim, active_width
 
 
 def sizes(spec: ModelSpec) -> Sizes:
@@ -94,7 +94,7 @@ def sizes(spec: ModelSpec) -> Sizes:
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
     heads = keys = ffn_width = 0
-    for _, layer, count, _ in spec.main.groups():
+    for _, layer, layer_count, _ in spec.main.groups():
         widths = _layer_widths(layer, spec.hidden_size)
         if widths is None:
             raise ArithmeticError(
@@ -102,13 +102,13 @@ def sizes(spec: ModelSpec) -> Sizes:
                 "in every layer"
             )
         a, d, f = widths
-        heads, keys, ffn_width = heads + count * a, keys + count * a * d, ffn_width + count * f
+        heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
     return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(n: int, keys: int, context: int) -> int:
+def kaplan_table_1(n: int, keys: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
-    return 2 * n + 2 * context * keys
+    return 2 * n + 2 * context_tokens * keys
 
 
 def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
@@ -144,9 +144,9 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
     return passes * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(count: FlopCount) -> list[Rule]:
+def conventions(flop_count: FlopCount) -> list[Rule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
-    full_flops, causal_flops = count.full, count.causal
+    full_flops, causal_flops = flop_count.full, flop_count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
         return Rule(key, name, formula, source, total, total / full_flops - 1, total / causal_flops - 1, remark)
@@ -155,22 +155,22 @@ def conventions(count: FlopCount) -> list[Rule]:
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*fields) for fields in _rules_of_workload(count)]
+    return rules + [rule(*fields) for fields in _rules_of_workload(flop_count)]
 
 
 Found: TypeAlias = tuple[str, str, str, str, int, str]
 """A rule before comparison: (key, name, formula, source, FLOPs, remark)."""
 
 
-def _rules_of_workload(count: FlopCount) -> Iterator[Found]:
-    count_of_params = params(count.spec, count.include)
-    train, tokens = count.workload.phase == "training", count.tokens
+def _rules_of_workload(flop_count: FlopCount) -> Iterator[Found]:
+    count_of_params = params(flop_count.spec, flop_count.include)
+    train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
     for key, name, suffix, source, n in _definitions_of_n(count_of_params):
         yield f"{key}_{multiple}n", name, f"{multiple}N{suffix}", source, multiple * n * tokens, f"N = {n:,}"
-    if _is_plain_transformer(count.spec):
+    if _is_plain_transformer(flop_count.spec):
         yield from (_training_rules if train else _forward_rules)(
-            sizes(count.spec), count_of_params, count.workload.context + count.workload.seq, tokens
+            sizes(flop_count.spec), count_of_params, flop_count.workload.context + flop_count.workload.seq, tokens
         )
 
 
@@ -186,18 +186,18 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
+def _forward_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
     """Yields the rules for a forward pass.
 
-    context: cached and new tokens per sequence; every formula per sequence has it as a factor.
+    context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(p), d.keys, context)
+    kaplan = kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
-    chinchilla = exact_div(chinchilla_appendix_f(d, context), context)
+    chinchilla = exact_div(chinchilla_appendix_f(d, context_tokens), context_tokens)
     yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(p.active, d.keys, context), 3)
+    palm = exact_div(palm_appendix_b(parameter_count.active, d.keys, context_tokens), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
-    forward_flops = exact_div(megatron(d, 1, context, recompute=False), 3 * context)
+    forward_flops = exact_div(megatron(d, 1, context_tokens, recompute=False), 3 * context_tokens)
     yield (
         "megatron",
         "Megatron",
@@ -208,8 +208,8 @@ def _forward_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> It
     )
 
 
-def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, context)
+def _training_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
     yield (
         "kaplan_table_1",
         "Kaplan Table 1",
@@ -218,7 +218,7 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
         tokens * kaplan,
         f"{HALF}; 3 × its forward",
     )
-    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context), context)
+    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context_tokens), context_tokens)
     yield (
         "chinchilla_f",
         "Chinchilla app. F",
@@ -227,8 +227,15 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
         tokens * chinchilla,
         f"{DENSE}; 3 × its forward",
     )
-    yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, context), EVERY
-    without_recompute = exact_div(megatron(d, 1, context, recompute=False), context)
+    yield (
+        "palm_b",
+        "PaLM app. B",
+        "6N + 12LHQT",
+        PALM,
+        tokens * palm_appendix_b(parameter_count.active, d.keys, context_tokens),
+        EVERY,
+    )
+    without_recompute = exact_div(megatron(d, 1, context_tokens, recompute=False), context_tokens)
     yield (
         "megatron",
         "Megatron",
@@ -237,7 +244,7 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
         tokens * without_recompute,
         f"{MHA}; nothing recomputed",
     )
-    with_recompute = exact_div(megatron(d, 1, context, recompute=True), context)
+    with_recompute = exact_div(megatron(d, 1, context_tokens, recompute=True), context_tokens)
     yield (
         RECOMPUTES,
         "Megatron, recompute",
@@ -248,22 +255,22 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
     )
 
 
-def _kaplan_n(p: ParameterCount) -> int:
+def _kaplan_n(parameter_count: ParameterCount) -> int:
     """Returns Kaplan's N: active parameters without the input embeddings and an untied output head."""
-    n: int = p.active - (p.total - p.non_embedding)
+    n: int = parameter_count.active - (parameter_count.total - parameter_count.non_embedding)
     return n
 
 
-def _definitions_of_n(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
+def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    has_inactive = p.active != p.total
+    has_inactive = parameter_count.active != parameter_count.total
     yield (
         "kaplan",
         "Kaplan §2.1",
         ", N non-embedding" + (" active" if has_inactive else ""),
         "Kaplan 2020, §2.1",
-        _kaplan_n(p),
+        _kaplan_n(parameter_count),
     )
     if has_inactive:
-        yield "active", "active parameters", "", "the same with every active parameter", p.active
-    yield "total", "all parameters", "", "the same with every parameter", p.total
+        yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
+    yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

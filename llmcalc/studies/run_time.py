@@ -179,7 +179,7 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
@@ -190,7 +190,7 @@ class TimedRun:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Bound → seconds of the nodes that it limits, which add up to the estimate."""
+        """Seconds by bound (compute, memory, …) of the nodes that it limits, which add up to the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
@@ -205,7 +205,7 @@ class TimedRun:
             entry["wait"] += run_count * line.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = [_node_of_bounds(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
+        nodes = [_node_of_bounds(path, component, by_bound) for (path, component), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -217,8 +217,8 @@ class TimedRun:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         kernels: dict[str, Traffic] = {}
         for work in self.passes:
-            pricing = Pricing(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in traffic(work, pricing):
+            time_estimator = Pricing(self.device, self.stack, self.formats, work.rank_pass)
+            for path, kernel in traffic(work, time_estimator):
                 kernels[path] = kernels[path] + kernel if path in kernels else kernel
         return kernels
 
@@ -233,10 +233,10 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node_of_bounds(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
+def _node_of_bounds(path: str, component: str, by_bound: dict[Bound, float]) -> Node:
     seconds = sum(by_bound.values())
     bound = max(BOUNDS, key=by_bound.__getitem__)
-    return Node(path, kind, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
+    return Node(path, component, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
-        """Returns the time stack. Raises `InputError` for a stack that does not support the phase."""
+        """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
 
@@ -285,7 +285,7 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the estimates of the same model with other settings of recomputation."""
+        """Returns the time estimates of the same model with other settings of recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recomputed()
@@ -317,15 +317,15 @@ class TrainingTimes:
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
-        plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
-        part_seconds = {name: float(seconds) for name, seconds in step.parts.items()}
-        weights = [self._runs_of_line(step, plan, line) for line in step.priced.lines]
-        waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
+        plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        part_seconds = {name: float(seconds) for name, seconds in timed_step.parts.items()}
+        weights = [self._runs_of_line(timed_step, plan, line) for line in timed_step.priced.lines]
+        waits, host = self._layer_waits(timed_step, plan), self._host_waits(timed_step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, timed_step.priced.lines, strict=True))
         total += waits + host
         scale = part_seconds["work"] / total
         parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
-        lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
+        lines = zip([weight * scale for weight in weights], timed_step.priced.lines, strict=True)
         return TimedRun(
             self.memory.spec,
             "training",
@@ -338,7 +338,7 @@ class TrainingTimes:
             0,
             Formats(plan.dtype),
             plan,
-            self.range(float(step.seconds)),
+            self.range(float(timed_step.seconds)),
             parts_of_run,
             tuple((float(weight), line) for weight, line in lines),
             hidden_host=host * scale,
@@ -348,23 +348,23 @@ class TrainingTimes:
         )
 
     @staticmethod
-    def _runs_of_line(step: Step, plan: StepPlan, line: Line) -> float:
-        """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
+    def _runs_of_line(timed_step: Step, plan: StepPlan, line: Line) -> float:
+        """Returns how often a kernel runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
             runs += plan.recompute + line.is_recomputed(plan.recompute_core, plan.recompute_nodes)
-        return float(line.times * step.priced.work.count(line.layer) * runs)
+        return float(line.times * timed_step.priced.work.count(line.layer) * runs)
 
-    def _layer_waits(self, step: Step, plan: StepPlan) -> float:
+    def _layer_waits(self, timed_step: Step, plan: StepPlan) -> float:
         if plan.tp == 1:
             return 0.0
-        work = step.priced.work
+        work = timed_step.priced.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
-    def _host_waits(self, step: Step, plan: StepPlan) -> float:
+    def _host_waits(self, timed_step: Step, plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
-        timed_pass, seconds = step.priced, 0.0
+        timed_pass, seconds = timed_step.priced, 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=backward)
@@ -392,8 +392,8 @@ class TrainingTimes:
             ),
         ]
         if layout.world > self.device.domain:
-            half = replace(self.device, nic=self.device.nic / 2)
-            slower.append(("half of the network (--nic)", half, self.stack, plan))
+            half_network_device = replace(self.device, nic=self.device.nic / 2)
+            slower.append(("half of the network (--nic)", half_network_device, self.stack, plan))
         for words, device, stack, changed_settings in slower:
             yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
 
@@ -484,11 +484,11 @@ def time_inference(
             return decode(spec, device, stack, batch, seq, replica, formats)
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
-    sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
+    pass_tokens = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
     timed_run = _timed_inference(
-        memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
+        memory, hardware, device, stack, time_phase, layout, pass_tokens, formats, answer_on(device, stack)
     )
     return replace(timed_run, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
@@ -500,18 +500,18 @@ def _timed_inference(
     stack: Stack,
     phase: TimePhase,
     layout: Layout,
-    sizes: tuple[int, int, int],
+    pass_tokens: tuple[int, int, int],
     formats: Formats,
-    answer: InferencePass,
+    inference_pass: InferencePass,
 ) -> TimedRun:
     lines = tuple(
         (float(line.times * timed_pass.work.count(line.layer)), line)
-        for timed_pass in answer.priced
+        for timed_pass in inference_pass.priced
         for line in timed_pass.lines
     )
-    part_seconds = {name: float(seconds) for name, seconds in answer.parts.items()}
+    part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
     by_kernels = sum(run_count * line.seconds for run_count, line in lines)
-    sequences, seq, context = sizes
+    sequences, seq, cached_tokens = pass_tokens
     return TimedRun(
         memory.spec,
         phase,
@@ -521,31 +521,31 @@ def _timed_inference(
         layout,
         sequences,
         seq,
-        context,
+        cached_tokens,
         formats,
         None,
-        expected_range(float(answer.seconds), phase, device, stack, memory.spec),
+        expected_range(float(inference_pass.seconds), phase, device, stack, memory.spec),
         part_seconds,
         lines,
-        tuple(timed_pass.work for timed_pass in answer.priced),
+        tuple(timed_pass.work for timed_pass in inference_pass.priced),
         hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 
 
-def explain_measured(run: TimedRun, seconds: float) -> list[str]:
+def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
-    low_seconds, high_seconds = float(run.range.low), float(run.range.high)
+    low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
     if low_seconds <= seconds <= high_seconds:
-        return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]
+        return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
     if seconds < low_seconds:
         return [
-            f"{run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the number "
-            "format and what is recomputed"
+            f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the "
+            "number format and what is recomputed"
         ]
-    lines = [f"{seconds / run.seconds:.1f} times the estimate; the whole range is faster"]
-    alternatives = sorted(run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
-    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * run.seconds]
-    if run.phase != "training":
+    lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    alternatives = sorted(timed_run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
+    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * timed_run.seconds]
+    if timed_run.phase != "training":
         lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*lines, f"not counted: {', '.join(NOT_COUNTED[run.phase])}"]
+    return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

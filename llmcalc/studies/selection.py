@@ -31,7 +31,7 @@ class Selection:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind, and if least is more than most."""
+        """Raises `InputError` for an unknown kind, and if a lower bound exceeds its upper bound."""
         if self.kind is not None and self.kind not in KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
@@ -82,10 +82,10 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     kinds: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
-        sizes = mixer.heads(spec.hidden_size)
+        head_sizes = mixer.heads(spec.hidden_size)
         kind = mixer.type
-        if kind == "attention" and sizes is not None and sizes.kv_heads is not None:
-            kind = "mha" if sizes.kv_heads == sizes.heads else "mqa" if sizes.kv_heads == 1 else "gqa"
+        if kind == "attention" and head_sizes is not None and head_sizes.kv_heads is not None:
+            kind = "mha" if head_sizes.kv_heads == head_sizes.heads else "mqa" if head_sizes.kv_heads == 1 else "gqa"
         kinds.add(kind)
         if getattr(mixer, "sliding_window", None) is not None:
             kinds.add("sliding")

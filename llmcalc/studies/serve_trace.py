@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 
 class Limits(Protocol):
-    """The most seconds to the first token and per further token; None for no limit."""
+    """The limits of the seconds to the first token and per further token; None for no limit."""
 
     @property
     def ttft(self) -> float | None: ...
@@ -31,7 +31,7 @@ class Limits(Protocol):
 
 
 class Server(Protocol):
-    """The interface of a server with equal replicas: its step times, and what a replica holds."""
+    """The interface of a server with equal replicas: its step times, and the tokens that a replica's cache holds."""
 
     @property
     def replica(self) -> Replica: ...
@@ -47,7 +47,7 @@ class Server(Protocol):
 
     def range(self, seconds: float, phase: str) -> Range: ...
 
-    def with_replicas(self, number: int) -> Self: ...
+    def with_replicas(self, replica_count: int) -> Self: ...
 
 
 AnyServer = TypeVar("AnyServer", bound=Server)
@@ -103,20 +103,22 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) -> TraceTimes:
+def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds | None = None) -> TraceTimes:
     """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
-    steps: seconds of the steps of its replica, if they are known.
+    step_seconds: seconds of the steps of its replica, if they are known.
     """
-    step = server.range(1.0, "decode")
-    steps = steps or steps_of(server, trace)
-    runs = [_serve_scaled(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
+    step_range = server.range(1.0, "decode")
+    step_seconds = step_seconds or steps_of(server, trace)
+    runs = [
+        _serve_scaled(server, trace, step_seconds, float(scale)) for scale in (1.0, step_range.low, step_range.high)
+    ]
     likely_run = runs[0]
     seconds = max(request.end for request in likely_run)
     in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
     return TraceTimes(
-        _percentiles_of_runs([[request.ttft for request in run] for run in runs]),
-        _percentiles_of_runs([_tpots_of_requests(run) for run in runs]),
+        _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in runs]),
+        _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in runs]),
         seconds,
         trace.output_tokens / seconds,
         in_server / seconds,
@@ -129,10 +131,10 @@ def steps_of(server: Server, trace: Trace) -> StepSeconds:
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
 
-def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
+def _serve_scaled(server: Server, trace: Trace, step_seconds: StepSeconds, scale: float) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
-        steps,
+        step_seconds,
         server.replicas,
         trace.requests,
         server.most_sequences,
@@ -142,13 +144,15 @@ def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float
     )
 
 
-def _tpots_of_requests(run: Sequence[ServedRequest]) -> list[float]:
-    return [request.tpot for request in run if request.tpot is not None]
+def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
+    return [request.tpot for request in served_requests if request.tpot is not None]
 
 
 def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
-    """Returns each percentile for the likely, the fast and the slow run; 0 if no request has such a time."""
-    return {percent: Amount(*(_percentile(run, percent) for run in runs)) for percent in PERCENTILES}
+    """Returns each latency percentile of the likely, the fast and the slow simulation; 0 without such a latency."""
+    return {
+        percent: Amount(*(_percentile(served_requests, percent) for served_requests in runs)) for percent in PERCENTILES
+    }
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float:
@@ -160,14 +164,14 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 def sized_for_trace(
     server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
 ) -> tuple[AnyServer, TraceTimes, str]:
-    """Returns the server with the fewest replicas within the limits, its latencies, and why there is none.
+    """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     """
-    steps = steps_of(server, trace)
+    step_seconds = steps_of(server, trace)
 
-    def broken(number: int) -> str:
-        return _broken_reason(_serve_scaled(server.with_replicas(number), trace, steps, 1.0), limits)
+    def broken(replica_count: int) -> str:
+        return _broken_reason(_serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0), limits)
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
     reason = broken(enough_replicas)
@@ -178,13 +182,16 @@ def sized_for_trace(
         middle = (too_few_replicas + enough_replicas) // 2
         too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
     sized_server = server.with_replicas(enough_replicas)
-    return sized_server, trace_times(sized_server, trace, steps), reason
+    return sized_server, trace_times(sized_server, trace, step_seconds), reason
 
 
-def _broken_reason(run: Sequence[ServedRequest], limits: Limits) -> str:
+def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:
     """Returns why the requests' latencies exceed the limits; empty if they do not."""
-    ttfts = [request.ttft for request in run]
-    for name, limit, seconds in (("tpot", limits.tpot, _tpots_of_requests(run)), ("ttft", limits.ttft, ttfts)):
+    ttfts = [request.ttft for request in served_requests]
+    for name, limit, seconds in (
+        ("tpot", limits.tpot, _tpots_of_requests(served_requests)),
+        ("ttft", limits.ttft, ttfts),
+    ):
         if limit is not None and _percentile(seconds, LIMIT_PERCENTILE) > limit:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -102,16 +102,17 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the request states a replica's layout; sizes that it does not state are 1 then."""
-        return any(size is not None for size in (self.tp, self.pp, self.dp, self.ep))
+        """Whether the request states a replica's layout; if it does, sizes that it leaves out are 1."""
+        return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
         """Yields a replica's possible layouts, the fewest devices first. experts: per layer; 0 for a dense model."""
-        for sizes in sorted(
-            self._sizes_to_try(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)
+        for layout_sizes in sorted(
+            self._sizes_to_try(experts),
+            key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
         ):
-            if self.devices is None or self.devices % sizes.devices == 0:
-                yield sizes
+            if self.devices is None or self.devices % layout_sizes.devices == 0:
+                yield layout_sizes
 
     def _sizes_to_try(self, experts: int) -> Iterator[LayoutSizes]:
         if self.states_layout:
@@ -132,11 +133,11 @@ class SizesRequest:
                 if tp * dp <= most_devices and experts % (tp * dp) == 0:
                     yield LayoutSizes(tp, pp, dp, tp * dp)
 
-    def replicas(self, sizes: LayoutSizes) -> int | None:
+    def replicas(self, layout_sizes: LayoutSizes) -> int | None:
         """Returns the number of replicas; None if it follows from the load."""
         if self.devices is not None:
-            return self.devices // sizes.devices
-        return self.dp if self.dp is not None and sizes.dp == 1 else None
+            return self.devices // layout_sizes.devices
+        return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,9 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate; the widest one with drafted tokens, and with prompts on devices of their
-        own, because these were never measured.
+        """Returns the range of an estimate in seconds.
+
+        The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
         is_tested = replica.speculation is None and self.group is None
@@ -222,9 +224,9 @@ class Server:
         ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
         return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
-    def with_replicas(self, number: int) -> Server:
+    def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
-        return replace(self, replicas=number)
+        return replace(self, replicas=replica_count)
 
     @cached_property
     def most(self) -> int:
@@ -233,9 +235,15 @@ class Server:
 
     def curve(self, extra_concurrency: int | None = None) -> list[Point]:
         """Returns the server at 1, 2, 4, … concurrent requests and at the most. extra_concurrency: another one."""
-        steps = {2**i for i in range(self.most.bit_length())} | {self.most}
-        steps |= {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
-        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == extra_concurrency]
+        concurrencies = {2**i for i in range(self.most.bit_length())} | {self.most}
+        concurrencies |= (
+            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
+        )
+        return [
+            self.point(concurrency)
+            for concurrency in sorted(concurrencies)
+            if concurrency >= self.replicas or concurrency == extra_concurrency
+        ]
 
     def most_within(self, limits: Limits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
@@ -364,12 +372,12 @@ class ServeStudy:
         """Yields a replica of every layout that fits; counts the reasons why others do not fit."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        for sizes in self.sizes.candidates(experts):
-            if sizes.pp > layers:
+        for layout_sizes in self.sizes.candidates(experts):
+            if layout_sizes.pp > layers:
                 why_not["more pipeline stages than layers"] += 1
                 continue
-            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
-            if self.speculation is not None and self.speculation.draft is not None and sizes.pp > 1:
+            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
                 why_not["a draft model beside stages is not modelled"] += 1
                 continue
             if flags is None:
@@ -377,7 +385,7 @@ class ServeStudy:
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    server = self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    server = self._replica_server(layout_sizes, layout_sizes.layout(layers), flags, quantize, kv_dtype)
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
@@ -385,7 +393,12 @@ class ServeStudy:
                     why_not[str(reason)] += 1
 
     def _replica_server(
-        self, sizes: LayoutSizes, layout: Layout, flags: dict[str, object], quantize: str | None, kv_dtype: str | None
+        self,
+        layout_sizes: LayoutSizes,
+        layout: Layout,
+        flags: dict[str, object],
+        quantize: str | None,
+        kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
@@ -422,8 +435,8 @@ class ServeStudy:
                 raise
             raise ImpossibleLayout(str(error)) from None
         at_once = int(memory.settings.get(engine.step_sequences) or capacity)
-        most_requests = max(1, min(capacity, at_once)) * sizes.dp
-        return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
+        most_requests = max(1, min(capacity, at_once)) * layout_sizes.dp
+        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, of which some compute prompts and the others decode.
@@ -449,17 +462,17 @@ class ServeStudy:
             group = Disaggregated.balanced(replica, within_limits, total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
-    def _groups(self, server: Server) -> int | None:
+    def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas, or of groups of them; None if it follows from the load."""
         replicas = self.sizes.replicas(server.sizes)
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
-        """Returns the server with its replicas, its point within the limits at the load, and why there is none.
+        """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
 
         Without a load it is the largest one that keeps the limits.
         """
-        limits, replicas = self.limits, self._groups(server)
+        limits, replicas = self.limits, self._replica_count(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, limits.broken_by(server.load(1))
@@ -512,7 +525,7 @@ class DoesNotFit(Exception):
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """Returns an engine's flag for the cache's number format, found by the beginning of the format's name.
+    """Returns the value of an engine's flag for the cache's number format, matched by the start of the format's name.
 
     Raises `InputError` for a format that the engine does not have.
     """

@@ -54,7 +54,7 @@ the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 
 
 def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset whose ratios are used for a budget without a model.
+    """Returns the name of the preset whose proportions are used for a budget that names no model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).
@@ -87,7 +87,7 @@ class Family:
 
     def _own_heads(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
-        return [sizes for mixer in mixers if (sizes := mixer.heads(self.spec.hidden_size)) is not None]
+        return [head_sizes for mixer in mixers if (head_sizes := mixer.heads(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:
@@ -97,15 +97,20 @@ class Family:
     @property
     def step(self) -> int:
         """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
-        shares = [share for sizes in self._own_heads() for share in self._head_shares(sizes)[:2] if share is not None]
-        step = math.lcm(*(share.denominator for share in shares))
+        width_fractions = [
+            width_fraction
+            for head_sizes in self._own_heads()
+            for width_fraction in self._head_shares(head_sizes)[:2]
+            if width_fraction is not None
+        ]
+        step = math.lcm(*(width_fraction.denominator for width_fraction in width_fractions))
         while step < self.unit:
             step *= 2
         return step
 
-    def _head_shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
+    def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
-        h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
+        h, a, k, d = self.spec.hidden_size, head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
         if self.kv_ratio is not None:
@@ -113,12 +118,12 @@ class Family:
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
     def finer(self, keep_heads: bool) -> Family | None:
-        """Returns the same family with a smaller step of hidden sizes; None if there is none.
+        """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
-        can_halve = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
+        dims = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
+        can_halve = all(head_size % 2 == 0 and head_size // 2 >= LEAST_HEAD_DIM for head_size in dims)
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
@@ -141,9 +146,11 @@ class Family:
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
-        def heads(sizes: HeadSizes) -> HeadSizes:
-            share, kv_share, size = self._head_shares(sizes)
-            return HeadSizes(_share_of_width(h, share), 1 if kv_share is None else _share_of_width(h, kv_share), size)
+        def heads(head_sizes: HeadSizes) -> HeadSizes:
+            width_fraction, kv_share, size = self._head_shares(head_sizes)
+            return HeadSizes(
+                _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), size
+            )
 
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
@@ -159,8 +166,8 @@ class Family:
         return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
 
 
-def _share_of_width(h: Number, share: Fraction) -> Number:
-    return exact_div(h * share.numerator, share.denominator)
+def _share_of_width(h: Number, width_fraction: Fraction) -> Number:
+    return exact_div(h * width_fraction.numerator, width_fraction.denominator)
 
 
 def family(
@@ -239,11 +246,11 @@ class Budget:
 
     def cost_of(self, spec: ModelSpec) -> Number:
         """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
-        count = params(spec)
+        parameter_count = params(spec)
         if self.kind == "parameters":
-            return count.total
-        step = flops(spec, Workload(batch=1, seq=self.seq, phase="training")).total
-        return floor_div(self.tokens_for(count.active) * step, self.seq)
+            return parameter_count.total
+        training_flops = flops(spec, Workload(batch=1, seq=self.seq, phase="training")).total
+        return floor_div(self.tokens_for(parameter_count.active) * training_flops, self.seq)
 
 
 def budget_for(
@@ -352,29 +359,29 @@ def study(
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
-    sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    shape_sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
-        sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
-    if not sizes:
-        raise InputError(_nothing_found(members, budget, percent))
-    spread_sizes = spread(sizes, rows, target_size)
+        shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
+    if not shape_sizes:
+        raise InputError(_no_shapes_error(members, budget, percent))
+    spread_sizes = spread(shape_sizes, rows, target_size)
     shapes = tuple(
-        _shape_of_size(members, size, budget, size == target_size, seq, dtype)
-        for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
+        _shape_of_size(members, shape_size, budget, shape_size == target_size, seq, dtype)
+        for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
     return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
-def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        cost = budget.cost_of(members.at(*size))
+        cost = budget.cost_of(members.at(*shape_size))
     except ArithmeticError:
         return False
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
+def _no_shapes_error(members: Family, budget: Budget, percent: float) -> str:
     cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     tie = "" if members.spec.tie_word_embeddings or not isinstance(members.spec.head, LMHead) else "--tie, "
     head = "" if members.head_dim is None else "a smaller --head-dim, "
@@ -399,7 +406,7 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
 
 
 def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
-    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
+    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if no smaller one does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
     """
@@ -422,23 +429,25 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
-    step = members.step
+    width_step = members.step
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(members.at(i * step, depth))
+        return budget.cost_of(members.at(i * width_step, depth))
 
     def deep_enough(i: int) -> bool:
-        shallowest_depth, deepest_depth = _depth_range(members, i * step)
+        shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
         return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depth_range(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
-    end_step = LARGEST_WIDTH // step + 1
+    end_step = LARGEST_WIDTH // width_step + 1
     narrowest_index = _bisect_condition(deep_enough, 1, end_step)
-    return range(narrowest_index * step, _bisect_condition(too_wide, narrowest_index, end_step) * step, step)
+    return range(
+        narrowest_index * width_step, _bisect_condition(too_wide, narrowest_index, end_step) * width_step, width_step
+    )
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -456,11 +465,11 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
     while high - low > 1:
         guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
         guess, previous_span = min(max(guess, low + 1), high - 1), high - low
-        count = cost(guess)
-        if count <= value:
-            low, low_cost = guess, count
+        guessed_cost = cost(guess)
+        if guessed_cost <= value:
+            low, low_cost = guess, guessed_cost
         else:
-            high, high_cost = guess, count
+            high, high_cost = guess, guessed_cost
         line = not line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
@@ -480,27 +489,27 @@ def search(
             costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
-    sizes, exact_tolerance = [], Fraction(tolerance)
+    shape_sizes, exact_tolerance = [], Fraction(tolerance)
     for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(members, h))
         if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
-            sizes.append((h, depth))
-    return sizes, len(costs)
+            shape_sizes.append((h, depth))
+    return shape_sizes, len(costs)
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
     """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
-    smallest_width, step = widths[0], widths.step
+    smallest_width, width_step = widths[0], widths.step
     growth = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(growth * i) - 1) / step) for i in range(limit))
+    indices = (round(smallest_width * (math.exp(growth * i) - 1) / width_step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
-def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+def spread(shape_sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
-    sorted_sizes = sorted(sizes, key=lambda size: size[0] / size[1])
+    sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes
     logs = [math.log(h / layers) for h, layers in sorted_sizes]
@@ -514,21 +523,23 @@ def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None
     return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
-def _shape_of_size(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
-    h, layers = size
+def _shape_of_size(
+    members: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
+) -> Shape:
+    h, layers = shape_size
     spec = members.at(h, layers)
-    count = params(spec)
+    parameter_count = params(spec)
     cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"
     return Shape(
         spec=spec,
         stack=stack_shape(spec.main, h),
         target=target,
-        parameters=count.total,
-        active=count.active,
-        embedding_and_head=count.total - count.non_embedding,
+        parameters=parameter_count.total,
+        active=parameter_count.active,
+        embedding_and_head=parameter_count.total - parameter_count.non_embedding,
         difference=cost / budget.value - 1,
-        tokens=budget.tokens_for(count.active) if trains else None,
+        tokens=budget.tokens_for(parameter_count.active) if trains else None,
         train_flops=cost if trains else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,

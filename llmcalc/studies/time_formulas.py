@@ -84,11 +84,11 @@ def time_formulas(
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
-    tokens, context = (1, seq) if phase == "decode" else (seq, 0)
+    tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
     software = find_stack(stack, "training" if phase == "training" else "inference")
-    rank_pass = RankPass(batch, tokens, context, phase, fused=software.fused, reduces_late=software.reduces_late)
+    rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
-    pricing = Pricing(device_of(hardware), software, Formats(), rank_pass)
+    time_estimator = Pricing(device_of(hardware), software, Formats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
@@ -99,7 +99,7 @@ def time_formulas(
     return [
         formula
         for kernel in kernels
-        for formula in _formulas(pricing, kernel, int(kernel.times * work.count(kernel.layer)))
+        for formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * work.count(kernel.layer)))
     ]
 
 
@@ -108,7 +108,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 
 def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
-    """Whether a kernel belongs to a node or to one of the node's descendants."""
+    """Whether a kernel belongs to a node of the model or to one of the node's descendants."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
@@ -126,9 +126,9 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     )
 
 
-def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
-    for line in pricing.kernel_lines(kernel):
-        compute, memory = _compute(pricing, kernel, line), _memory(pricing, kernel, line)
+def _kernel_formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+    for line in time_estimator.kernel_lines(kernel):
+        compute, memory = _compute_formula(time_estimator, kernel, line), _memory_formula(time_estimator, kernel, line)
         bounds = [term for term in (compute, memory) if term]
         slower = bounds[0] if len(bounds) == 1 else NOTHING
         if len(bounds) > 1:
@@ -138,7 +138,7 @@ def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFor
         wait = NOTHING
         if line.wait:
             launches = kernel.launches[line.backward]
-            wait = _Term("l · t", f"{launches} · {_number(pricing.kernel_wait)}")
+            wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
         terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,
@@ -148,76 +148,83 @@ def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFor
             " + ".join(term.substituted for term in terms) or "0",
             float(line.seconds),
             repeat,
-            _source(pricing, kernel, compute, memory, wait),
+            _formula_source(time_estimator, kernel, compute, memory, wait),
         )
 
 
-def _compute(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _compute_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
     if not line.compute:
         return NOTHING
-    device, seconds = pricing.device, float(line.compute)
+    device, seconds = time_estimator.device, float(line.compute)
     peak = device.peaks["bf16"]
     flops = float(kernel.flops[line.backward])
     if kernel.kind in ("product", "experts"):
         flops /= 2 if line.backward and not kernel.frozen else 1
         peak = device.peaks[device.format_of("bf16")]
-        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(flops / seconds / peak)})")
-    if kernel.kind == "attention" and pricing.rank_pass.phase == "decode":
-        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(DECODE_ATTENTION_RATE)})")
-    if kernel.kind == "attention" and pricing.stack.attention != "scores":
-        _, half = device.generation.attention_backward if line.backward else device.generation.attention
+        return _Term(
+            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
+        )
+    if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
+        return _Term(
+            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
+        )
+    if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
+        _, half_rate_keys = device.generation.attention_backward if line.backward else device.generation.attention
         keys = max(1.0, float(kernel.keys))
-        share = flops * (1 + half / keys) / seconds / peak
+        efficiency = flops * (1 + half_rate_keys / keys) / seconds / peak
         return _Term(
             "F · (1 + S0 / S) / (P · e)",
-            f"{_number(flops)} · (1 + {_number(half)} / {_number(keys)}) / ({_number(peak)} · {_number(share)})",
+            f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
+            f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
-    return _Term("F / r", f"{_number(flops)} / {_number(flops / seconds)}") if flops else NOTHING
+    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
 
 
-def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _memory_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
     if not line.memory:
         return NOTHING
-    device, seconds = pricing.device, float(line.memory)
-    share = device.generation.cache if _reads_cache(pricing, kernel) else device.generation.memory
-    rate = f"({_number(device.bandwidth)} · {_number(share)})"
-    if kernel.kind == "attention" and pricing.rank_pass.phase == "decode":
-        bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
-        bandwidth_share = seconds * device.bandwidth * share / bytes if bytes else 1.0
+    device, seconds = time_estimator.device, float(line.memory)
+    efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
+    rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
+    if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
+        bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
+        bandwidth_share = seconds * device.bandwidth * efficiency / bytes if bytes else 1.0
         units = 1 / (bandwidth_share - 1)
-        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number(bytes)} / {rate} · (1 + 1 / {_number(units)})")
-    return _Term("B / (W · w)", f"{_number(seconds * device.bandwidth * share)} / {rate}")
+        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number_text(bytes)} / {rate} · (1 + 1 / {_number_text(units)})")
+    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
 
 
-def _source(pricing: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
-    """Returns the sources of a formula's shares, with their evidence and the measured rows of their tests."""
-    is_fused_attention = kernel.kind == "attention" and pricing.stack.attention != "scores"
+def _formula_source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+    """Returns the sources of a formula's efficiency factors, with their evidence and the measurements behind it."""
+    is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     fields = [
         *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
-        *(["cache"] if _reads_cache(pricing, kernel) and memory else ["memory"] if memory else []),
-        *(["kernel_start" if pricing.trains else "launch_gap"] if wait else []),
+        *(["cache"] if _reads_cache(time_estimator, kernel) and memory else ["memory"] if memory else []),
+        *(["kernel_start" if time_estimator.trains else "launch_gap"] if wait else []),
     ]
-    sources = [source for field in fields if (source := _source_of(pricing.device.generation, field)) is not None]
+    sources = [
+        source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None
+    ]
     texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
     return "; ".join(dict.fromkeys(texts))
 
 
-def _reads_cache(pricing: Pricing, kernel: Kernel) -> bool:
+def _reads_cache(time_estimator: Pricing, kernel: Kernel) -> bool:
     """Whether a kernel is attention that reads a cache, or attention that keeps no scores in memory."""
-    keeps_scores = pricing.stack.attention == "scores" and pricing.rank_pass.phase != "decode"
+    keeps_scores = time_estimator.stack.attention == "scores" and time_estimator.rank_pass.phase != "decode"
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of(generation: Generation, field: str) -> FigureSource | None:
-    """Returns the source of a figure: the generation's own, or the source of the similar generation."""
+def _source_of_figure(generation: Generation, field: str) -> FigureSource | None:
+    """Returns the source of a figure: that of the accelerator's generation, or of the generation it is taken from."""
     for source in generation.sources:
         if field in source.fields:
             return source
-    return _source_of(generations()[generation.like], field) if generation.like else None
+    return _source_of_figure(generations()[generation.like], field) if generation.like else None
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     """Writes a number with as many digits as its formula needs to give its value."""
     return f"{value:.12g}"

@@ -74,7 +74,7 @@ def utilization(
 
     def row(rule: Rule) -> ConventionUtilization:
         counts_full_pairs = rule.key == "exact_full"
-        repeated_flops = (
+        recomputed_flops = (
             kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
         )
         return ConventionUtilization(
@@ -84,17 +84,17 @@ def utilization(
             rule.source,
             rule.total / tokens,
             share(rule.total),
-            share(rule.total + repeated_flops),
+            share(rule.total + recomputed_flops),
         )
 
     rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
-    repeated_flops = (kernel_count.causal - model_count.causal) / tokens
-    return Utilization(hardware, devices, dtype, tokens_per_second, peak, repeated_flops, tuple(map(row, rules)))
+    recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
+    return Utilization(hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(row, rules)))
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The measured run of a question; a field that is not given is None.
+    """A run whose speed the user measured; an unset field is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.
@@ -120,7 +120,7 @@ class MeasuredRun:
         return self.tokens_per_second is not None
 
     def compare(self, model_count: FlopCount, kernel_count: FlopCount) -> Utilization:
-        """Returns the utilization of the run."""
+        """Returns the measured run's MFU and HFU under each convention."""
         from .. import units
         from ..sources.hardware import find_hardware
 

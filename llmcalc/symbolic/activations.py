@@ -118,17 +118,17 @@ class Activations:
         component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
             last_layer_index = max(
-                i for i, (_, node) in enumerate(component_nodes) if _names(node)[: len(stack)] == stack
+                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack)] == stack
             )
             component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, including the entries of shared storages and of the loss."""
+        """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
-            if not formula_node.at and _names(formula_node)[-1] == node.lower()
+            if not formula_node.at and _path_names(formula_node)[-1] == node.lower()
         ]
         if extra_nodes:
             return extra_nodes
@@ -180,36 +180,43 @@ class SavedSums:
         by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for block in blocks:
-            location, size = block.at, formula_of(block.bytes)
+            location, byte_count = block.at, formula_of(block.bytes)
             if location.path == LOSS:
-                self.loss += size
+                self.loss += byte_count
             elif location.layer and block.shared:
-                self._add_shared(location.stack, size)
+                self._add_shared(location.stack, byte_count)
             else:
-                by_turn[location.path][location.layer_index] += size
+                by_turn[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
-        by_path = {path: self._layer_sum(path, sizes, repeats_of_path) for path, sizes in by_turn.items()}
+        by_path = {
+            path: self._layer_sum(path, bytes_of_repeats, repeats_of_path) for path, bytes_of_repeats in by_turn.items()
+        }
         self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
         if node.at:
             return sum((self.by_location[location] for location in node.at), 0)
-        extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
-        return extra_lines[_names(node)]
+        extra_lines = {
+            LOSS_NAMES: self.loss,
+            **{_shared_line(stack): byte_count for stack, byte_count in self.shared.items()},
+        }
+        return extra_lines[_path_names(node)]
 
-    def _add_shared(self, stack: PathNames, size: Any) -> None:
-        self.shared[stack] = self.shared.get(stack, 0) + size
+    def _add_shared(self, stack: PathNames, byte_count: Any) -> None:
+        self.shared[stack] = self.shared.get(stack, 0) + byte_count
 
     def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
         """Returns the saved bytes of a layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
-        sizes = [_expand(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])]
-        ((common_size, _),) = Counter(sizes).most_common(1)
-        excess = _expand(sum(size - common_size for size in sizes))
+        bytes_of_repeats = [
+            _expand_formula(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])
+        ]
+        ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
+        excess = _expand_formula(sum(byte_count - common_size for byte_count in bytes_of_repeats))
         if excess:
             self._add_shared(tuple(name for name, _ in layer), excess)
         return common_size
@@ -236,7 +243,7 @@ class SavedSums:
             total += self.by_location[location] * (node.repeat if is_layer else 1)
         total += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
-        return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)
+        return total + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == names)
 
 
 def group_by_token(expression: Any) -> Any:
@@ -255,24 +262,24 @@ def group_by_token(expression: Any) -> Any:
     return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
 
 
-def _expand(size: Any) -> Any:
-    if isinstance(size, int):
-        return size
+def _expand_formula(byte_count: Any) -> Any:
+    if isinstance(byte_count, int):
+        return byte_count
     import sympy
 
-    return sympy.expand(size)
+    return sympy.expand(byte_count)
 
 
-def _names(node: FormulaNode) -> PathNames:
+def _path_names(node: FormulaNode) -> PathNames:
     return tuple(name for name, _, _ in node.steps)
 
 
 def _shared_line(stack: PathNames) -> PathNames:
-    """Returns the path names of the entry for shared storages. stack: path names of the layers."""
+    """Returns the path of the table entry for storages that layers share. stack: the path of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns an entry of the formula table that belongs to no node of the model."""
+    """Returns a table entry for saved bytes that belong to no node of the model, such as the loss."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

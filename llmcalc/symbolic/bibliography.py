@@ -59,7 +59,7 @@ class Paper(NamedTuple):
 
 @cache
 def paper_of_source() -> dict[str, Paper]:
-    """Returns a formula's source → its paper."""
+    """Returns the papers by the source text of formulas."""
     tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**table) for source, table in tables.items()}
 

@@ -73,13 +73,15 @@ def explain(
         raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
     check_kinds(spec)
     if node is None or node.lower() == "model":
-        sections = [_section(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)]
-        sections = [replace(unfiltered, formulas=_nonzero(unfiltered.formulas)) for unfiltered in sections]
-        sections.append(_section(formulas, formulas.root, quantity))
+        sections = [
+            _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
+        ]
+        sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
+        sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
     merged_sections: dict[tuple[object, ...], Section] = {}
     for formula_node in formulas.find(node):
-        section = _section(formulas, formula_node, quantity)
+        section = _section_of_node(formulas, formula_node, quantity)
         section = replace(section, formulas=_without_equal_forms(section.formulas))
         key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
         merged_section = merged_sections.get(key)
@@ -103,18 +105,22 @@ def check_kinds(spec: ModelSpec) -> None:
         raise InputError(f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
 
 
-def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas that are not 0; the formula of active parameters may be 0."""
-    return tuple(f for f in formulas if f.value or f.quantity == "active")
+def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+    """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
+    return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
-    expanded_formulas = [f.expression for f in formulas if f.quantity == "flops"]
-    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded_formulas)
+    expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
+    return tuple(
+        formula
+        for formula in formulas
+        if formula.quantity != "flops_absorbed" or formula.expression not in expanded_formulas
+    )
 
 
-def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
+def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
     formulas_of_quantities = [
         kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted
@@ -127,7 +133,7 @@ def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, dep
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """Returns (depth, part) of the model, its layers and its mixtures of experts; a layer's norms are one part."""
+    """Returns (depth in the tree, part) of the model, its layers and its experts; a layer's norms are one part."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:

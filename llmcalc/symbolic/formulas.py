@@ -58,7 +58,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The run in which formulas are evaluated.
+    """The sequence length, counting convention and cache format at which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -75,7 +75,7 @@ DEFAULT = Setting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """The settings of training in which saved activations are explained.
+    """The training settings under which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; a quantity is a sum of several terms."""
+    """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -169,7 +169,7 @@ class Formulas:
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""
-        return list(_walk(self.root))
+        return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
         """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
@@ -182,9 +182,13 @@ class Formulas:
         exact_matches = [node for node in nodes[1:] if node.path == query]
         names = query.split(".")
         for allows_gaps in (False, True):
-            exact_matches = exact_matches or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
+            exact_matches = exact_matches or [
+                node for node in nodes[1:] if _matches_path_end(names, node.steps, allows_gaps)
+            ]
         if not exact_matches:
-            tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
+            tails = {
+                ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
+            }
             component_names = dict.fromkeys(
                 node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
             )
@@ -205,12 +209,12 @@ class Formulas:
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
-        value = Fraction(self._sum(self.symbolic.numbers, self._numeric_terms(quantity), node))
+        value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
         if quantity in ("kv", "state") and not value:
             return None
         if not self.has_symbols:
             return Formula(quantity, value, value, value)
-        symbolic_sum = self._sum(self.symbolic.tree, self._symbolic_terms(quantity), node)
+        symbolic_sum = self._sum_terms(self.symbolic.tree, self._symbolic_terms(quantity), node)
         return self._formula_with_forms(
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), value, node
         )
@@ -234,22 +238,22 @@ class Formulas:
         )
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
-        open_form = self._check_value(expression, value, node)
-        in_hidden = self._in_hidden(expression)
+        open_form = self._evaluate_at_numbers(expression, value, node)
+        in_hidden = self._in_units_of_hidden(expression)
         if in_hidden is not None:
-            self._check_value(in_hidden, value, node)
+            self._evaluate_at_numbers(in_hidden, value, node)
         return Formula(quantity, expression, value, open_form, in_hidden)
 
-    def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
+    def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
         """Returns the sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
-            walked_places = self._walk(tree, term.run_config)
+            walked_places = self._places_in_run(tree, term.run_config)
             for index in node.at:
                 value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
         return value
 
-    def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
+    def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns every place of the tree in a run, in the order of `at`; cached."""
         key = (id(tree), run_config)
         if key not in self._walks:
@@ -259,13 +263,15 @@ class Formulas:
     def _numeric_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in numbers."""
         seq = self.setting.seq
-        return self._terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
+        return self._cost_terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
 
     def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
-        return self._terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
+        return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
-    def _terms(self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any) -> list[Term]:
+    def _cost_terms(
+        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any
+    ) -> list[Term]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
@@ -277,19 +283,19 @@ class Formulas:
             return [Term(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
-            run = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, per_token), run)]
+            run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
+            return [Term(_scaled_cost(forward_of, per_token), run_config)]
         empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
 
-    def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
+    def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with every symbol but S replaced by its value.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
         import sympy
 
-        values = {symbol: sympy.Rational(m.value) for symbol, m in self.meanings.items()}
+        values = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
         result = expression.xreplace(values)
         if result != sympy.Rational(value):
@@ -306,7 +312,7 @@ class Formulas:
 
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
-        counts = {s for s, m in self.meanings.items() if m.field.startswith("num_hidden_layers")}
+        counts = {symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")}
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for term in sympy.Add.make_args(expression):
@@ -324,11 +330,11 @@ class Formulas:
         repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
         return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
-    def _in_hidden(self, expression: Any) -> Any:
+    def _in_units_of_hidden(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
+        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
@@ -349,17 +355,17 @@ class Formulas:
                 term = term / base**exp * changed_terms if field in lengths else term
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
-        readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
+        readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
         return self._combine_by_power(total) if readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
+        """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
-        value = {s: m.value for s, m in self.meanings.items()}
+        value = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
         def of(fields: frozenset[str]) -> list[Any]:
-            return [s for s, m in self.meanings.items() if m.field in fields]
+            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value[denominator]) * denominator
@@ -399,10 +405,10 @@ def _cache_terms(
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
-    """Returns the cost of each primitive, times a factor."""
+    """Returns a cost function multiplied by a factor."""
 
-    def scaled(use: Use) -> Number:
-        value = cost(use)
+    def scaled(op_use: Use) -> Number:
+        value = cost(op_use)
         return 0 if is_zero(value) else value * factor
 
     return scaled
@@ -423,7 +429,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 
 
 def _build_node(
-    numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
+    numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
     """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
@@ -434,14 +440,14 @@ def _build_node(
         _build_node(
             numeric_child,
             symbolic_child,
-            (*steps, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
+            (*path_names, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
             positions,
             source,
         )
         for numeric_child, symbolic_child in zip(numeric_place.children(), symbolic_node.children, strict=True)
     )
     return FormulaNode(
-        steps,
+        path_names,
         numeric_place.path,
         (index,),
         node,
@@ -471,17 +477,17 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
     )
 
 
-def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
+def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
     yield node
     for child in node.children:
-        yield from _walk(child)
+        yield from _places_in_run(child)
 
 
-def _matches(names: list[str], steps: Steps, allows_gaps: bool) -> bool:
+def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     """Whether names, each optionally followed by a layer label or number, match the end of a path."""
-    if not names or not steps:
+    if not names or not path_names:
         return False
-    (name, label, indices), outer_steps = steps[-1], steps[:-1]
+    (name, label, indices), outer_steps = path_names[-1], path_names[:-1]
     last_name, remaining_names = names[-1], []
     if last_name == name:
         remaining_names.append(names[:-1])
@@ -494,6 +500,9 @@ def _matches(names: list[str], steps: Steps, allows_gaps: bool) -> bool:
     outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
     return any(
         not unmatched_names
-        or any(_matches(unmatched_names, outer_steps[:outer_length], allows_gaps) for outer_length in outer_lengths)
+        or any(
+            _matches_path_end(unmatched_names, outer_steps[:outer_length], allows_gaps)
+            for outer_length in outer_lengths
+        )
         for unmatched_names in remaining_names
     )

@@ -59,7 +59,7 @@ class Location(NamedTuple):
 
 
 class Block:
-    """The memory of one storage.
+    """The memory block of one tensor storage.
 
     kind: its kind when it was created.
     made: the node that created it.
@@ -69,8 +69,8 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes: Number = size
+    def __init__(self, byte_count: Number, kind: str, creator: Location) -> None:
+        self.bytes: Number = byte_count
         self.kind: str = kind
         self.creator: Location = creator
         self.keepers: list[Location] = []
@@ -91,7 +91,7 @@ class Block:
 
 
 class Storages:
-    """A meter that lists all storages."""
+    """A meter that lists all tensor storages of a pass."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
@@ -100,8 +100,8 @@ class Storages:
         self.stream: int = 0
         self.alive: dict[int, Block] = {}
 
-    def allocate(self, size: Number) -> Block:
-        block = Block(size, self.kind, self.place)
+    def allocate(self, byte_count: Number) -> Block:
+        block = Block(byte_count, self.kind, self.place)
         self.alive[id(block)] = block
         return block
 
@@ -120,7 +120,7 @@ class PlacedEager(Eager):
         return self.at(self.frames[1:])
 
     def at(self, frames: Sequence[Frame]) -> Location:
-        """Returns the node of the innermost frame."""
+        """Returns the node of the model that is running in the innermost frame."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.takes is not None]
         depth, layer_index = layers[0] if layers else (0, -1)

@@ -63,7 +63,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """The tree of a model in numbers, and the same tree in symbols, node by node.
+    """The tree of a model with numbers as sizes, and the same tree with symbols as sizes, node by node.
 
     meanings: symbol → its meaning.
     depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -82,12 +82,12 @@ def has_sympy() -> bool:
 
 
 def no_sympy(feature: str) -> MissingExtra:
-    """Returns the error, or the hint, that a feature needs sympy."""
+    """Returns the error that a feature needs sympy, with the hint how to install it."""
     return MissingExtra(feature, "sympy", "explain")
 
 
 def values_only(spec: ModelSpec) -> Symbolic:
-    """Returns a spec, or one rank of a layout, whose symbols are its numbers. Imports no sympy."""
+    """Returns the formulas' tree of a model or of one rank, with numbers instead of symbols. Imports no sympy."""
     tree = spec.tree()
     return Symbolic(spec, tree, tree, {}, {})
 
@@ -97,7 +97,7 @@ GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts"
 
 
 def symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
+    """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
     used_occurrences = _used_occurrences(spec if rank is None else rank.full_model)
     names = _symbol_names(used_occurrences + _depth_occurrences(spec))
@@ -129,9 +129,9 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
             continue
         base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else names[occurrence]
-        for name, count in counts.items():
+        for name, layer_count in counts.items():
             groups[occurrence.side, name] = (
-                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", count),
+                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", layer_count),
                 labels_by_kind[name],
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
@@ -140,13 +140,13 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Returns kind of layer → number of layers, in the stack or on one pipeline rank."""
+    """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
+        return {name: layer_count for name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     counts = {
         name: sum(i in rank.chunks.layers for i in layer_indices or ()) for name, _, _, layer_indices in stack.groups()
     }
-    return {name: count for name, count in counts.items() if count}
+    return {name: layer_count for name, layer_count in counts.items() if layer_count}
 
 
 def _rank_suffix(rank: RankModel | None) -> str:
@@ -161,13 +161,13 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
         return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
 
     layout = rank.layout
-    sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
+    layout_sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
     if layout.expert_tp == layout.tp:
-        del sizes["etp"]
+        del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1
+        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in layout_sizes.items() if n > 1
     }
-    if "etp" not in sizes:
+    if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     symbolic_rank = _with_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)
@@ -240,7 +240,7 @@ def letter_of(field: FieldInfo) -> str | None:
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
-    return next((m.letter for m in metadata if isinstance(m, Symbol)), None)
+    return next((item.letter for item in metadata if isinstance(item, Symbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
@@ -251,29 +251,31 @@ def _letter_inside(annotation: Any) -> str | None:
 
 def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
-    update: dict[str, Any] = {side: _stack_with_symbols(stack, side, size_replacer) for side, stack in spec.stacks()}
-    model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
+    update: dict[str, Any] = {
+        stack_name: _stack_with_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
+    }
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, leave=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
 
 
-def _stack_with_symbols(stack: Stack, side: str, size_replacer: SizeReplacer) -> Stack:
+def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _changes(stack, side, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
+    update = _symbol_changes(stack, stack_name, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
 
     def lettered(name: str, block: Layer) -> Part:
-        return _part_with_symbols(block, side, labels[name], "", size_replacer) if name in labels else block
+        return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
 
     update["block"] = lettered(BASE, stack.block)
     update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
-def _part_with_symbols(part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_changes(part, side, layer, name, size_replacer))
+def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
+    return part.model_copy(update=_symbol_changes(part, stack_name, layer, name, size_replacer))
 
 
-def _changes(
-    part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
+def _symbol_changes(
+    part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
@@ -281,15 +283,18 @@ def _changes(
         if field in leave:
             continue
         if isinstance(value, Part):
-            changes[field] = _part_with_symbols(value, side, layer, field, size_replacer)
+            changes[field] = _part_with_symbols(value, stack_name, layer, field, size_replacer)
         elif letter is not None and isinstance(value, int):
-            changes[field] = size_replacer(SizeOccurrence(side, layer, name, field, letter, value))
+            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, value))
     return changes
 
 
 def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     letter = letter_of(Stack.model_fields[DEPTH]) or "L"
-    return [SizeOccurrence(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
+    return [
+        SizeOccurrence(stack_name, "", "", DEPTH, letter, stack.num_hidden_layers)
+        for stack_name, stack in spec.stacks()
+    ]
 
 
 def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
@@ -299,7 +304,9 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     def pick(occurrence: SizeOccurrence) -> Any:
         return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
 
-    free_symbols = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    free_symbols = {
+        s for node_position in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(node_position.node.op)
+    }
     return [occurrence for occurrence, symbol in provisional.items() if symbol in free_symbols]
 
 
@@ -314,37 +321,39 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
-    blocks_by_kind = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
+    blocks_by_kind = {name: block for name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_traits(block))
+        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(block))
     }
-    trait_of_base = next((t for t in _traits(stack.block) if t not in other_traits), "base")
+    trait_of_base = next((t for t in _layer_traits(stack.block) if t not in other_traits), "base")
     return {name: trait_of_base if name == BASE else name for name in blocks_by_kind}
 
 
-def _traits(block: Layer) -> tuple[str, str]:
+def _layer_traits(block: Layer) -> tuple[str, str]:
     mixer, network = block.attention, block.feed_forward
     kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
     return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
 def _with_depths(
-    node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
     """Adds symbols for the repeats of each kind of layer, and labels.
 
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
-    side = node.name if node.name in SIDE_NAMES and node.is_stack else side
-    shared_labels = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
-    children = tuple(_with_depths(c, side, groups, shared_labels) for c in node.children)
+    stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
+    shared_labels = frozenset(
+        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
+    )
+    children = tuple(_with_depths(child, stack_name, groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     kind = node.label.removesuffix(SHARED) or BASE
-    count, label = groups[side, kind]
-    repeat = count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else count
+    layer_count, label = groups[stack_name, kind]
+    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else layer_count
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
 
@@ -354,17 +363,20 @@ def _with_depths(
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(s.letter for s in occurrences):
-        with_letter = [s for s in occurrences if s.letter == letter]
-        for i, field in enumerate(dict.fromkeys(s.field for s in with_letter)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
-            with_field = [s for s in with_letter if s.field == field]
+    for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
+        with_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in with_letter)):
+            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
+            with_field = [occurrence for occurrence in with_letter if occurrence.field == field]
             subscripts = _subscripts(with_field)
-            names |= {s: f"{base_name}_{subscripts[s]}" if subscripts[s] else base_name for s in with_field}
+            names |= {
+                occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
+                for occurrence in with_field
+            }
     return names
 
 
-def _short(field: str) -> str:
+def _short_name(field: str) -> str:
     short_name = field.removeprefix("num_")
     for suffix in ("_size", "_dim", "_embeddings"):
         short_name = short_name.removesuffix(suffix)
@@ -373,17 +385,24 @@ def _short(field: str) -> str:
 
 def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine the value; empty if all values are equal."""
-    if len({s.value for s in occurrences}) == 1:
+    if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         texts = {
-            s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
-            for s in occurrences
+            occurrence: {
+                "part": PART_NAMES.get(occurrence.part, occurrence.part),
+                "layer": occurrence.layer,
+                "side": SIDE_NAMES.get(occurrence.side, occurrence.side),
+            }
+            for occurrence in occurrences
         }
-        described_symbols = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
-        if all(described_symbols.values()) and len({(d, s.value) for s, d in described_symbols.items()}) == len(
-            set(described_symbols.values())
-        ):
+        described_symbols = {
+            occurrence: "_".join(texts[occurrence][level] for level in levels if texts[occurrence][level])
+            for occurrence in occurrences
+        }
+        if all(described_symbols.values()) and len(
+            {(d, occurrence.value) for occurrence, d in described_symbols.items()}
+        ) == len(set(described_symbols.values())):
             return described_symbols
-    values = list(dict.fromkeys(s.value for s in occurrences))
-    return {s: str(values.index(s.value) + 1) for s in occurrences}
+    values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))
+    return {occurrence: str(values.index(occurrence.value) + 1) for occurrence in occurrences}

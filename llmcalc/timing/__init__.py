@@ -9,9 +9,9 @@ The functions that answer a question (of scalars, or of arrays with an element p
     step.StepPlan.of(layout, micro_batch, micro_batches, seq, dtype="bf16", recompute=0.0, recompute_core=False)
     step.training_step(spec, device, stack, plan) -> Step
         .seconds, .parts {work, bubble, data, update}, .priced
-    inference.prefill(spec, device, stack, batch, seq, context=0, chunk=None, layout=ONE_DEVICE, formats=Formats(),
-        server=False) -> InferencePass                  .seconds, .parts {kernels, host, hops, server}, .priced
-    inference.decode(spec, device, stack, batch, context, layout=ONE_DEVICE, formats=Formats()) -> InferencePass
+    inference.prefill(spec, device, stack, batch, seq, cached_tokens=0, chunk=None, layout=ONE_DEVICE,
+        formats=Formats(), server=False) -> InferencePass       .seconds, .parts {kernels, host, hops, server}, .priced
+    inference.decode(spec, device, stack, batch, cached_tokens, layout=ONE_DEVICE, formats=Formats()) -> InferencePass
     spread.expected_range(seconds, phase, device, stack, spec) -> Range     .low, .estimate, .high, .tested
 
 A constant in `presets/timing` may be changed without reading elsewhere; a term of `price`, `step` or `inference` stays

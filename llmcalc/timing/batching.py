@@ -153,43 +153,48 @@ class Replica:
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, context = _whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
+        batch, context = _int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
         padded = next((size for size in self.graph_batches if size >= batch), batch)
         return self.step(padded, context if padded == batch else max(1, round(context * batch / padded)))
 
-    def step(self, batch: float, context: float) -> InferencePass:
-        """Returns the pass of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
+    def step(self, batch: float, cached_tokens: float) -> InferencePass:
+        """Returns the time of a batch's decoding step, with the draft's passes.
+
+        cached_tokens: cached tokens per sequence.
+        """
         drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
-        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, context, "decode")
+        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
         target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
         seconds = self.speculation.draft_seconds(
-            self.spec, self.device, self.stack, batch, context, self.layout, self.formats
+            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
         )
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
-    def prompts(self, number: float, server: bool = False) -> InferencePass:
-        """Returns the pass of several prompts at once.
+    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
+        """Returns the time of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
         computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_whole(number), computed_tokens, cached_tokens, self.chunk, server)
+        return self.prompt_pass(_int_if_whole(prompt_count), computed_tokens, cached_tokens, self.chunk, server)
 
     def prompt_pass(
-        self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
+        self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
-        """Returns the pass of prompts with these new and cached tokens each, including a draft model's pass over them.
+        """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
         layout, formats = self.layout, self.formats
-        run = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
+        timed_pass = prefill(
+            self.spec, self.device, self.stack, prompt_count, tokens, cached, chunk, layout, formats, server
+        )
         if self.speculation is None:
-            return run
-        seconds = self.speculation.prompt_seconds(self.device, self.stack, number, tokens, layout)
-        return InferencePass(run.seconds + seconds, {**run.parts, "draft": seconds}, run.priced)
+            return timed_pass
+        seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
+        return InferencePass(timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.priced)
 
     @cached_property
     def prompt_seconds(self) -> float:
@@ -204,14 +209,14 @@ class Replica:
     @cached_property
     def saturation(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
-        steps = len(self.prompts(1).priced)
-        return 1 + self.further_steps * self.most_prompts * self.batches / steps
+        step_count = len(self.prompts(1).priced)
+        return 1 + self.further_steps * self.most_prompts * self.batches / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._load(min(concurrency, self.saturation))
+        load = self._partial_load(min(concurrency, self.saturation))
         waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
             return load
@@ -219,8 +224,8 @@ class Replica:
             concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
         )
 
-    def _load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies at a concurrency at which some steps only decode."""
+    def _partial_load(self, concurrency: float) -> ServedLoad:
+        """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, further_steps = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
@@ -231,7 +236,7 @@ class Replica:
         saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
-            """Returns the seconds by which each of so many prompts in a step makes it longer."""
+            """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
             prompt_pass = self.prompts(prompts)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved_seconds
             return max(0.0, seconds) / prompts / self.batches
@@ -247,17 +252,17 @@ class Replica:
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Returns the seconds that decoding sequences add to a step with a prompt: no weight reads, launches or host time.
+    """Returns the seconds that decoding sequences add to a step with a prompt, without weight reads and launches.
 
     A draft's passes add all of their time.
     """
     timed_pass = token_pass.priced[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * timed_pass.work.count(line.layer)) * _added(line) for line in timed_pass.lines
+        float(line.times * timed_pass.work.count(line.layer)) * _added_seconds(line) for line in timed_pass.lines
     )
 
 
-def _added(line: Line) -> float:
+def _added_seconds(line: Line) -> float:
     if line.is_message:
         return 0.0
     if line.kind in SHARED_WEIGHTS:
@@ -265,6 +270,6 @@ def _added(line: Line) -> float:
     return float(max(line.compute, line.memory) if line.kind in PER_SEQUENCE else line.memory)
 
 
-def _whole(number: float) -> float:
-    """Returns the number, as an integer if it is whole: counts of integers are exact."""
+def _int_if_whole(number: float) -> float:
+    """Returns a number, as an integer if it is whole, so that counts stay exact."""
     return int(number) if number == int(number) else number

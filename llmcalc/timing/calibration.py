@@ -81,14 +81,16 @@ class MeasuredRun:
 
 
 class Linear:
-    """A linearization: estimates of runs as sums over the four factors, near given values of the factors."""
+    """The estimates of several runs, linearized in the four factors near one value of each factor."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
-        self.measured: list[float] = [run.seconds for run in runs]
-        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, base_factors)) for run in runs]
+        self.measured: list[float] = [measured_run.seconds for measured_run in runs]
+        self.parts: list[tuple[float, ...]] = [
+            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in runs
+        ]
 
     def without(self, left_out: Container[int]) -> Linear:
-        """Returns the linearization without the runs of these indices."""
+        """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = Linear([])
         remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
         remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
@@ -106,9 +108,9 @@ class Linear:
         """Returns the mean error, plus a penalty for factors that differ from each other."""
         middle = sum(logarithms) / len(logarithms)
         spread = sum((value - middle) ** 2 for value in logarithms)
-        count = len(self.measured)
-        errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / count
-        return errors + stiffness * spread / count + ANCHOR * middle**2 / count
+        run_count = len(self.measured)
+        errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / run_count
+        return errors + stiffness * spread / run_count + ANCHOR * middle**2 / run_count
 
 
 STEP = 1.1
@@ -127,8 +129,8 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
-    """Yields for each factor the share of an estimate that is proportional to it, over the factor."""
+def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
+    """Yields for each factor the seconds of an estimate that are proportional to it, divided by the factor."""
     base = pricer(base_factors)
     slopes = []
     for name in NAMES:
@@ -141,15 +143,15 @@ def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
 
 
 def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
-    """Returns the factors with the least loss: first a common factor, then each factor separately, several times."""
+    """Returns the factors with the least loss: first one common factor, then each factor separately, several times."""
     low, high = map(math.log, RANGE)
-    common_factor = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    common_factor = _golden_section_minimum(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
     logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
             range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _least(
+            logarithms[i] = _golden_section_minimum(
                 lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
                 *range_near,
             )
@@ -159,7 +161,7 @@ def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def _least(function: Callable[[float], float], low: float, high: float) -> float:
+def _golden_section_minimum(function: Callable[[float], float], low: float, high: float) -> float:
     """Returns the argument of the minimum of a unimodal function, by golden-section search."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     value_left, value_right = function(left), function(right)
@@ -177,7 +179,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 
 @dataclass(frozen=True)
 class Errors:
-    """Statistics of the errors of several runs' estimates.
+    """Statistics of estimated over measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -192,10 +194,12 @@ class Errors:
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
-        errors = sorted(abs(estimate / run.seconds - 1) for run, estimate in zip(runs, estimates, strict=True))
+        errors = sorted(
+            abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
+        )
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        for run, estimate in zip(runs, estimates, strict=True):
-            groups.setdefault(run.group, []).append((estimate, run.seconds))
+        for measured_run, estimate in zip(runs, estimates, strict=True):
+            groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
         choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
@@ -210,8 +214,8 @@ LEAST_LAYOUTS = 3
 
 
 def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
-    chosen = sorted(group)[:first_index]
-    return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
+    chosen_indices = sorted(group)[:first_index]
+    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in group) - 1
 
 
 LEAST_RUNS = 3
@@ -256,22 +260,23 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     if len(runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
     linear = Linear(runs)
-    trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
+    trials = [(stiffness, _left_out_errors(linear, stiffness)) for stiffness in STIFFNESSES]
     stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     fitted_factors = minimize(linear, stiffness)
-    estimates_before = [run.pricer(UNCHANGED) for run in runs]
-    estimates_after = [run.pricer(fitted_factors) for run in runs]
-    left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
+    estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
+    estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
+    left_out = [measured_run.seconds * math.exp(value) for measured_run, value in zip(runs, logarithms, strict=True)]
     errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
     absolute_errors = [
-        abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, estimates_before, strict=True)
+        abs(math.log(estimate / measured_run.seconds))
+        for measured_run, estimate in zip(runs, estimates_before, strict=True)
     ]
     improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
     gain = mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12)
     refusal = _refusal(*errors, gain, improved_share)
     if not refusal and (gain > SURE_GAIN or improved_share < SURE_SHARE):
         fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
-        estimates_after = [run.pricer(fitted_factors) for run in runs]
+        estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
         left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
         errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
     return Calibration(len(runs), *errors, fitted_factors, refusal)
@@ -281,16 +286,16 @@ MOST_ESTIMATES = 3000
 """Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
 
 
-def _left_out(linear: Linear, stiffness: float) -> list[float]:
+def _left_out_errors(linear: Linear, stiffness: float) -> list[float]:
     """Returns the logarithm of each run's error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
-    count = len(linear.measured)
-    fit_count = min(count, MOST_ESTIMATES // count)
-    errors = [0.0] * count
+    run_count = len(linear.measured)
+    fit_count = min(run_count, MOST_ESTIMATES // run_count)
+    errors = [0.0] * run_count
     for first_index in range(fit_count):
-        left_out = range(first_index, count, fit_count)
+        left_out = range(first_index, run_count, fit_count)
         errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), stiffness)))
         for index in left_out:
             errors[index] = errors_of_all[index]
@@ -298,7 +303,7 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
 
 
 def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
-    """Returns why a fit is not used; empty if it is used.
+    """Returns the reason why fitted factors are not used; empty if they are used.
 
     gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """

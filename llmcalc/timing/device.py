@@ -81,7 +81,7 @@ class Device:
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format in which products of `dtype` run; bf16 for a format without tensor-core units."""
+        """Returns the number format in which matrix products of `dtype` run; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
@@ -90,29 +90,30 @@ class Device:
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
     def depth_factor(self, dtype: str, inner: Number) -> Number:
-        """Returns the seconds of a product over those at its full rate: a tile of the output is written after its sums.
+        """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
 
         inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
-        half = self.generation.depth[self.format_of(dtype)]
-        return maximum(1.0, (1 + half / maximum(1, inner)) / (1 + half / DEEP))
+        half_rate_depth = self.generation.depth[self.format_of(dtype)]
+        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner)) / (1 + half_rate_depth / DEEP))
 
     def aligned_share(self, *sizes: Number) -> float:
-        """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
-        multiple of 8 elements. sizes: of the axes that lie side by side.
+        """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
+
+        sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
-        whole_sizes = [size for size in sizes if isinstance(size, int)]
+        whole_sizes = [length for length in sizes if isinstance(length, int)]
         odd_share, even_share = self.generation.unaligned
         return (
             odd_share
-            if any(size % 2 for size in whole_sizes)
+            if any(length % 2 for length in whole_sizes)
             else even_share
-            if any(size % 8 for size in whole_sizes)
+            if any(length % 8 for length in whole_sizes)
             else 1.0
         )
 
     def sustained(self, dtype: str = "bf16") -> float:
-        """Returns the share of a benchmark's FLOP/s that a device sustains under load."""
+        """Returns the fraction of a benchmark's FLOP/s that a device sustains under long load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])
 
@@ -125,19 +126,23 @@ class Device:
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
-        self, flops: Number, keys: Number, dim: Number, backward: bool = False, share: float = 1.0
+        self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
         """Returns the seconds of fused attention over `keys` keys: its efficiency is e(S) = e∞ / (1 + S₀ / S).
 
-        dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
+        dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
-        best_share, half = self.generation.attention_backward if backward else self.generation.attention
+        best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
         narrow_share = minimum(1.0, dim / 128) ** 0.5
-        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
+        return (
+            flops
+            * (1 + half_rate_keys / maximum(1, keys))
+            / (self.peaks["bf16"] * efficiency * best_share * narrow_share)
+        )
 
     def message_seconds(
         self,
-        kind: str,
+        collective: str,
         ranks: Number,
         bytes: Number,
         stride: Number = 1,
@@ -157,11 +162,11 @@ class Device:
         domains = maximum(1, ranks / inside)
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
-        if kind == "all_to_all":
+        if collective == "all_to_all":
             near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
-        elif kind == "send":
+        elif collective == "send":
             near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
-        elif kind == "all_reduce":
+        elif collective == "all_reduce":
             near_time = 2 * (inside - 1) / inside * bytes / near_rate
             far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:
@@ -178,8 +183,8 @@ class Device:
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
-            for share, near_step, far_step in self.generation.ring_protocols
+            seconds / efficiency + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
+            for efficiency, near_step, far_step in self.generation.ring_protocols
         ]
         return _least(ring_times)
 
@@ -202,7 +207,7 @@ def _least(values: Sequence[Number]) -> Number:
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """Returns the device of an accelerator. nic: its network's bytes/s; default the accelerator's record.
+    """Returns an accelerator with its reached rates. nic: bytes/s of its network; default as in the accelerator's file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
@@ -237,7 +242,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 
 def generation_of(hardware: Hardware) -> Generation:
-    """Returns an accelerator's generation: the one that names it, else by its compute capability or its vendor."""
+    """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     all_generations = generations().values()
     capability = hardware.compute_capability or ""
     for generation in all_generations:

@@ -42,7 +42,7 @@ class Disaggregated:
 
     @classmethod
     def balanced(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group whose sides wait least for each other.
+        """Returns the group of replicas whose prompt and decoding sides wait least for each other.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -52,8 +52,8 @@ class Disaggregated:
         if replicas is not None:
             groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
-            sizes = range(1, MOST_DECODING + 1)
-            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in sizes]
+            replica_counts = range(1, MOST_DECODING + 1)
+            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts]
             groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
         enough = 0.9 if replicas is None else 1.0
@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds for which one prompt keeps its replica busy, in steps that are full of prompts."""
+        """The seconds of a replica's time that one prompt takes, in steps that are full of prompts."""
         replica = self.replica
         return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
 
@@ -93,7 +93,7 @@ class Disaggregated:
         return self.replica.prompt_seconds + self.transfer_seconds
 
     def token_seconds(self, sequences: float) -> float:
-        """Returns the seconds of a further token where a replica decodes this many sequences."""
+        """Returns the seconds per further token on a replica that decodes this many sequences."""
         return float(self.replica.token(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:

@@ -52,12 +52,14 @@ def decode(
     device: Device,
     stack: Stack,
     batch: Number,
-    context: Number,
+    cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
 ) -> InferencePass:
-    """Returns the seconds of decoding one token of each of `batch` sequences, after `context` tokens each."""
-    return forward_pass(spec, device, stack, rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
+    """Returns the seconds of decoding one token of each of `batch` sequences, after `cached_tokens` tokens each."""
+    return forward_pass(
+        spec, device, stack, rank_pass(stack, layout, batch, 1, cached_tokens, "decode"), formats, layout.pp
+    )
 
 
 def prefill(
@@ -66,7 +68,7 @@ def prefill(
     stack: Stack,
     batch: Number,
     seq: int,
-    context: int = 0,
+    cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
@@ -74,15 +76,20 @@ def prefill(
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
 
-    seq, context: new tokens, and tokens that are cached.
+    seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
     """
     passes = [
         forward_pass(
-            spec, device, stack, rank_pass(stack, layout, batch, size, earlier_tokens, "prefill"), formats, layout.pp
+            spec,
+            device,
+            stack,
+            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill"),
+            formats,
+            layout.pp,
         )
-        for size, earlier_tokens in _chunks(seq, context, chunk)
+        for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk)
     ]
     part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
     part_seconds["server"] = stack.first_token if server else 0.0
@@ -95,13 +102,13 @@ MAX_CHUNKS = 256
 """Largest number of chunks of a prompt."""
 
 
-def _chunks(seq: int, context: int, chunk: int | None) -> Iterator[tuple[int, int]]:
+def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
     """Yields the numbers of new and of earlier tokens for each chunk."""
-    size = seq if chunk is None else chunk
-    if size < 1 or -(-seq // size) > MAX_CHUNKS:
-        raise InputError(f"--chunk {size}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
-    for start in range(0, seq, size):
-        yield min(size, seq - start), context + start
+    chunk_tokens = seq if chunk is None else chunk
+    if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:
+        raise InputError(f"--chunk {chunk_tokens}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
+    for start in range(0, seq, chunk_tokens):
+        yield min(chunk_tokens, seq - start), cached_tokens + start
 
 
 def rank_pass(
@@ -109,18 +116,18 @@ def rank_pass(
     layout: Layout,
     batch: Number,
     seq: Number,
-    context: Number,
+    cached_tokens: Number,
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """Returns the pass of one rank. Expert-parallel ranks have whole experts, unless the layout divides them.
+    """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
     """
     return RankPass(
         batch,
         seq,
-        context,
+        cached_tokens,
         phase,  # type: ignore[arg-type]
         tp=layout.tp,
         etp=layout.etp,

@@ -97,16 +97,16 @@ class Line:
 
     @property
     def seconds(self) -> Number:
-        """The seconds of one execution: compute and memory traffic overlap."""
+        """The seconds of one execution, in which compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
-        """Whether it belongs to a module that runs again by itself: to attention (core), or to one of these nodes."""
+        """Whether it belongs to a recomputed module: to the attention core, or to one of these nodes."""
         return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
 
     @property
     def bound(self) -> str:
-        """The name of the longest of the seconds: `compute`, `memory`, `network` or `wait` (scalars only)."""
+        """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
         return max(("compute", "memory", "network", "wait"), key=lambda name: getattr(self, name))
 
 
@@ -126,7 +126,7 @@ class Priced:
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
-        """Returns the seconds of the modules of one layer of a kind that run again by themselves.
+        """Returns the seconds of the recomputed modules of one layer of a kind.
 
         core: whether attention does. nodes: paths of modules below a layer.
         """
@@ -137,7 +137,7 @@ class Priced:
         )
 
     def layer_launches(self, layer: int, backward: bool) -> Number:
-        """Returns the number of kernels that one direction of one layer of a kind launches."""
+        """Returns the number of kernels that the forward (or backward) pass of one layer of a kind launches."""
         return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
 
     @property
@@ -153,7 +153,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Pricing:
-    """Estimates the seconds of a pass's kernels and messages on a device under a time stack."""
+    """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 
     device: Device
     stack: Stack
@@ -171,22 +171,25 @@ class Pricing:
         gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
         return max(gap, self.stack.kernel_gap)
 
-    def _units(self, dtype: str) -> str:
+    def _units_format(self, dtype: str) -> str:
         """Returns the number format whose units run the products of a format."""
         return self.stack.quantized if dtype == QUANTIZED else dtype
 
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
-        units = self._units(dtype)
+        units = self._units_format(dtype)
         by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
-        share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        efficiency = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
-            share *= self.device.gain_of_16_bit_sums
-        return self.device.product_rate(units, self.trains) * self.stack.product * share
+            efficiency *= self.device.gain_of_16_bit_sums
+        return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
 
     def _depth_factor(self, dtype: str, inner: Number) -> Number:
-        """How much longer a product takes than a deep one. inner: the size of the axis that it sums over."""
-        return self.device.depth_factor(self._units(dtype), inner)
+        """Returns the slowdown of a matrix product with a short inner axis.
+
+        inner: the size of the axis that it sums over.
+        """
+        return self.device.depth_factor(self._units_format(dtype), inner)
 
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
@@ -202,7 +205,9 @@ class Pricing:
 
     def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
-        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
+        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
+            kernel
+        )
         launched_directions: set[bool] = set()
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
@@ -213,8 +218,8 @@ class Pricing:
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
-    def _product(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the product y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, which is added to the gradient so far."""
+    def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, added to the gradient so far."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.trains:
@@ -241,7 +246,7 @@ class Pricing:
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
-        of_input, of_gradient = self._casts(kernel)
+        of_input, of_gradient = self._separate_casts(kernel)
         if cast and of_input:
             yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
@@ -254,10 +259,10 @@ class Pricing:
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
-    _experts = _product
+    _experts_seconds = _product_seconds
 
-    def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether the input of a training product, and the gradient of its output, are cast by a kernel.
+    def _separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
+        """Returns whether separate kernels cast the input of a training product, and the gradient of its output.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -266,10 +271,10 @@ class Pricing:
         return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
-        """The share of the rate of large products that the stack's kernel for products of all experts reaches."""
+        """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
-        return self.stack.expert_products.get(self.device.format_of(self._units(dtype)), 1.0)
+        return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
         """How much longer the products of experts take on the busiest rank than with even loads."""
@@ -298,7 +303,7 @@ class Pricing:
         tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
         return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
 
-    def _attention(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
@@ -317,51 +322,51 @@ class Pricing:
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
-        share = device.generation.older_attention.get(self.stack.attention, 1.0)
-        share *= device.sustained() if self.trains else 1.0
+        efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
+        efficiency *= device.sustained() if self.trains else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
             forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, share)
+            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
-    def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times a scan or recurrence: element-wise work that reads and writes its values several times."""
+    def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
-    def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the read and the write of a recurrent state by a decoded token."""
+    def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
-    def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             passes = 0.0
         for backward in (False, True):
             yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
 
-    _look_up = _permutation = _elementwise
+    _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
-    def _adapter(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Times the element-wise kernels around an adapter's products."""
+    def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
             bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
 
-    def _loss(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+    def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
         yield False, 0.0, memory
         yield True, 0.0, LOSS_BACKWARD * memory
 
     def _exchange_wait(self, message: Collective) -> Number:
-        """Returns the seconds before an exchange of experts' tokens; half of those of a layer's two exchanges."""
+        """Returns the waiting seconds before one all-to-all of expert tokens: half of the wait of both in a layer."""
         if message.group != "ep" or message.backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
@@ -387,7 +392,7 @@ class Pricing:
 
 
 def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
-    """Returns the share of a token's rows that are sent: one copy for all of its experts in a domain."""
+    """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 

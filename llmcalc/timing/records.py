@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class Generation(Record):
-    """The figures of a generation of accelerators; the file's head explains each field."""
+    """The efficiencies of a generation of accelerators; the head of the TOML file explains each field."""
 
     name: str
     like: str = ""
@@ -81,15 +81,15 @@ TABLES = ("products", "sustained", "older_attention", "depth")
 
 
 @cache
-def _read(file: str) -> dict[str, dict[str, Any]]:
+def _read_tables(file: str) -> dict[str, dict[str, Any]]:
     path = presets_dir() / "timing" / file
     return parse_toml(read_text(path), path.name)
 
 
-def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Returns a table with the values of the table that its `like` names."""
-    table = data[name]
-    base = _with_base(data, table["like"]) if table.get("like") else {}
+def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Returns a table completed by the values of the table that its field `like` names."""
+    table = tables[name]
+    base = _with_base(tables, table["like"]) if table.get("like") else {}
     inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
     merged_tables = {
         field: {**inherited_values[field], **table[field]}
@@ -102,12 +102,12 @@ def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 @cache
 def generations() -> dict[str, Generation]:
     """Returns every generation by its name."""
-    data = _read("generations.toml")
-    return {name: Generation(**_with_base(data, name)) for name in data}
+    tables = _read_tables("generations.toml")
+    return {name: Generation(**_with_base(tables, name)) for name in tables}
 
 
 class Stack(Record):
-    """The properties of the software that runs a model's program; the file's head explains each field.
+    """The efficiencies of a software stack that runs a model; the head of the TOML file explains each field.
 
     name: its name, for `--stack`.
     title: its name on screens.
@@ -175,12 +175,12 @@ class Stack(Record):
         return self
 
     def hidden_share(self, group: str) -> float:
-        """Returns the share of a group's messages that products hide. Gathered weights: by default the share of dp."""
+        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""
         return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
 
 
 @cache
 def stacks() -> dict[str, Stack]:
     """Returns every time stack by its name."""
-    data = _read("stacks.toml")
-    return {name: Stack(**_with_base(data, name)) for name in data}
+    tables = _read_tables("stacks.toml")
+    return {name: Stack(**_with_base(tables, name)) for name in tables}

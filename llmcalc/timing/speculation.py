@@ -51,21 +51,22 @@ class Speculation:
         return states is not None and states.start == "embedding"
 
     def draft_seconds(
-        self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, context: Number, layout: Layout,
+        self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, cached_tokens: Number, layout: Layout,
         formats: Formats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
-            size, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
-            draft_pass = rank_pass(stack, _of_draft(layout), batch, size, context, "decode")
+            drafted_tokens, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
+            draft_pass = rank_pass(stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
             return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
         with_modules, without = (
-            rank_pass(stack, layout, batch, 1, context, "decode", include) for include in (WITH_MTP, WITHOUT_MTP)
+            rank_pass(stack, layout, batch, 1, cached_tokens, "decode", include) for include in (WITH_MTP, WITHOUT_MTP)
         )
         seconds = [
-            float(forward_pass(spec, device, stack, run, formats).parts["kernels"]) for run in (with_modules, without)
+            float(forward_pass(spec, device, stack, timed_pass, formats).parts["kernels"])
+            for timed_pass in (with_modules, without)
         ]
         return self.tokens * (seconds[0] - seconds[1])
 
@@ -73,9 +74,9 @@ class Speculation:
         """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
-        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _of_draft(layout)).seconds)
+        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
 
 
-def _of_draft(layout: Layout) -> Layout:
-    """Returns the layout of a draft model: its target's attention layout, in one stage."""
+def _draft_layout(layout: Layout) -> Layout:
+    """Returns the layout of a draft model: the attention layout of its target model, in one pipeline stage."""
     return Layout(tp=layout.tp)

@@ -30,7 +30,7 @@ DIGITS = 10
 
 
 class Bounds(Record):
-    """The ends of a range, as measured over estimated seconds."""
+    """The ends of a range, as ratios of measured to estimated seconds."""
 
     low: float = Field(gt=0, le=1)
     high: float = Field(ge=1)
@@ -81,7 +81,7 @@ def _classes() -> _Classes:
 
 
 def rounded(value: Number) -> float:
-    """Returns a number with as many digits as are the same on every platform's floating-point library."""
+    """Rounds a number to digits that do not depend on the platform's floating-point library."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -97,7 +97,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def exactly(cls, value: float) -> Amount:
-        """Returns a measured quantity, which has no range."""
+        """Returns the amount of a measured quantity, whose range is a single value."""
         return cls(value, value, value)
 
     def data(self) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Range:
 def expected_range(
     seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec, is_tested: bool = True
 ) -> Range:
-    """Returns the range of an estimate. is_tested: whether any measured row is similar; default true."""
+    """Returns the range of a time estimate. is_tested: whether a similar run was measured; default true."""
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
     tested_class = next(
         (

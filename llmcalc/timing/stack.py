@@ -31,7 +31,7 @@ def find_stack(name: str, phase: str = "") -> Stack:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The share of messages that overlap hides, as an option states it. tp, dp, ep: for each of these groups.
+    """The fraction of the messages of tp, dp and ep groups that computation hides, as the option `--overlap` states it.
 
     ep: exchanges of 8.25 s took 3.72 s less of a step, Qwen3-30B on 16 H100, with `overlap_moe_expert_parallel_comm`
     (github.com/NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap).
@@ -47,13 +47,13 @@ WITH_OVERLAP = Overlap()
 
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
-    """Returns a time stack whose attention keeps scores in memory, if the chosen implementation does."""
+    """Returns a software stack whose attention writes its scores to memory, if the chosen implementation does."""
     keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
     return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
 
 
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
-    """Returns a time stack that hides only the messages of these groups; None for the stack's own shares.
+    """Returns a software stack that hides the stated fractions of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

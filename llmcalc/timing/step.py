@@ -179,7 +179,7 @@ class LayerCosts(NamedTuple):
     adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
-        """Returns the same costs at the given positions of their arrays."""
+        """Returns the costs at the given indices of their arrays."""
 
         def pick(value: Number) -> Number:
             return value[index] if getattr(value, "ndim", 0) else value
@@ -226,7 +226,7 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
         timed_pass.layer_seconds(AFTER),
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
-        sum(number for (layer, _), number in work.params.items() if layer < 0),
+        sum(parameter_count for (layer, _), parameter_count in work.params.items() if layer < 0),
         [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
 
@@ -248,25 +248,27 @@ def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kern
 
 @cache
 def rank_layers(
-    kinds: tuple[LayerKind, ...], pp: int, vpp: int, sizes: tuple[int, ...] | None
+    kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the number of layers of each kind on each pipeline rank.
 
-    sizes: layers per stage; None for even stages.
+    layers_of_stages: layers per stage; None for even stages.
     """
-    counts = tuple(len(kind.indices) for kind in kinds)
+    counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
     if pp == 1:
         return (counts,)
-    stage_sizes = sizes or even_stage_sizes(sum(counts), pp * vpp)
-    stages = [range(end - size, end) for size, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)]
+    stage_sizes = layers_of_stages or even_stage_sizes(sum(counts), pp * vpp)
+    stages = [
+        range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
+    ]
     return tuple(
-        tuple(sum(i in stage for stage in stages[rank::pp] for i in kind.indices) for kind in kinds)
+        tuple(sum(i in stage for stage in stages[rank::pp] for i in layer_kind.indices) for layer_kind in kinds)
         for rank in range(pp)
     )
 
 
 class PipelineRanks(NamedTuple):
-    """The layers and seconds of each rank of a pipeline.
+    """The number of layers and the seconds of each rank of a pipeline.
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
@@ -283,28 +285,32 @@ class PipelineRanks(NamedTuple):
 
 
 def pipeline_ranks(
-    costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, sizes: tuple[int, ...] | None = None
+    costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
     """Sums the layers of each rank of a pipeline."""
-    layers = rank_layers(costs.kinds, pp, vpp, sizes)
+    layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
         seconds_of_both + recompute * forward
         for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
     ]
-    ranks = [_weighted(counts, seconds) for counts in layers]
+    ranks = [_weighted_sum(counts, seconds) for counts in layers]
     ranks[0] = ranks[0] + costs.start
     ranks[-1] = ranks[-1] + costs.head
-    dense_params = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
-    experts = _largest([_weighted(counts, costs.experts) for counts in layers])
-    adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters)
+    dense_params = _largest_values([_weighted_sum(counts, costs.dense) for counts in layers]) + costs.end_params / min(
+        2, pp
+    )
+    experts = _largest_values([_weighted_sum(counts, costs.experts) for counts in layers])
+    adapters = _largest_values([_weighted_sum(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+    return PipelineRanks(
+        _largest_values(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters
+    )
 
 
-def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
-    return sum(count * value for count, value in zip(counts, values, strict=True))
+def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
+    return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
 
 
-def _largest(values: Sequence[Number]) -> Number:
+def _largest_values(values: Sequence[Number]) -> Number:
     largest_value = values[0]
     for value in values[1:]:
         largest_value = maximum(largest_value, value)
@@ -332,15 +338,15 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
 def step_of(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: Priced, costs: LayerCosts
 ) -> Step:
-    """Returns the step of a micro-batch whose kernels are timed already."""
+    """Returns the seconds of a training step from the timed kernels of its micro-batch."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
-    return _assemble(spec, device, stack, plan, ranks, timed_pass)
+    return _step_seconds(spec, device, stack, plan, ranks, timed_pass)
 
 
-def _assemble(
+def _step_seconds(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
 ) -> Step:
-    """Adds bubble, data parallelism and update to the seconds of a pipeline's ranks."""
+    """Returns the seconds of a step: the pipeline ranks' work, the bubble, data-parallel messages and the update."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
@@ -349,15 +355,15 @@ def _assemble(
         idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean
     bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated_params = _data_parallel(plan, device, stack, ranks)
+    message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
         stack.host_update * updated_params
         if stack.host_update
         else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    part_seconds = {"work": work, "bubble": bubble, "data": data, "update": update}
-    return Step(work + bubble + data + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
+    part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
+    return Step(work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
 
 
 class ReplicaMessages(NamedTuple):
@@ -371,7 +377,7 @@ class ReplicaMessages(NamedTuple):
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
-    """Returns seconds of gradients and gathered weights that the work does not hide, and parameters a rank updates.
+    """Returns the exposed seconds of gradient and weight messages, and the number of parameters that a rank updates.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
@@ -383,21 +389,21 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     updated_params: Number = 0.0
     trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
     for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
-        sizes = parameters, group_trained, ranks.layers
-        messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
+        message_sizes = parameters, group_trained, ranks.layers
+        messages, shards = _group_messages(plan, device, stack, group_ranks, *message_sizes)
         gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
         updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated_params
+        return _exposed_seconds(gathers + reductions, work, stack.hidden_share("dp")), updated_params
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed_seconds = _exposed(gathers, forward, stack.hidden_share("weights"))
-    return exposed_seconds + _exposed(reductions, backward, stack.hidden_share("dp")), updated_params
+    exposed_seconds = _exposed_seconds(gathers, forward, stack.hidden_share("weights"))
+    return exposed_seconds + _exposed_seconds(reductions, backward, stack.hidden_share("dp")), updated_params
 
 
-def _exposed(message_seconds: Number, product_seconds: Number, share: float) -> Number:
-    """Returns the seconds of messages that products do not hide.
+def _exposed_seconds(message_seconds: Number, product_seconds: Number, share: float) -> Number:
+    """Returns the seconds of messages that computation does not hide.
 
     product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
     """
@@ -413,7 +419,7 @@ def _group_messages(
     trained_params: Number,
     layers: Number,
 ) -> tuple[ReplicaMessages, Number]:
-    """Returns the messages of weights that a group replicates, and the ranks over which states are sharded.
+    """Returns the messages of weights that a group replicates, and the number of ranks that shard their states.
 
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
@@ -452,7 +458,7 @@ class StepPrices:
         self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """Returns the step of a plan, as `training_step` does."""
+        """Returns the seconds of a step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
@@ -478,23 +484,23 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
         some = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
         base = replace(plan, tp=int(tp), **some)
         priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
-        distinct_sizes, size_index = _distinct([some[name] for name in priced_names])
+        distinct_sizes, size_index = _distinct_rows([some[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
         timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
         costs = layer_costs(timed_pass, stack, plan).at(size_index)
-        seconds[is_this_size] = _assemble(
-            spec, device, stack, base, _pipelines(base, costs, len(size_index)), timed_pass
+        seconds[is_this_size] = _step_seconds(
+            spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
         ).seconds
     return seconds
 
 
-def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
+def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
     """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
     import numpy
 
-    pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
-    (pipelines, chunks), pipeline_index = _distinct([pp, vpp])
-    sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
+    pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))
+    (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
+    sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
         ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
@@ -503,8 +509,8 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
     return PipelineRanks(*sums)
 
 
-def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the distinct combinations of several columns, and the combination at each position."""
+def _distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
     import numpy
 
     return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)

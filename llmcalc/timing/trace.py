@@ -73,35 +73,52 @@ class StepSeconds:
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
         usual_prompt = max(1, mean_input)
-        batches, contexts = _powers(sequences), sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
-        passes = [[replica.step(size, context) for context in contexts] for size in batches]
+        batches, cached_token_counts = (
+            _powers_of_two(sequences),
+            sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)}),
+        )
+        passes = [
+            [replica.step(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in batches
+        ]
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        tokens = _powers(most_tokens)
+        tokens = _powers_of_two(most_tokens)
 
-        def prompt(size: int, earlier_tokens: int) -> float:
-            number = max(1.0, size / mean_input)
-            length = max(1, round(size / number))
-            return float(replica.prompt_pass(number, length, earlier_tokens).seconds)
+        def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
+            prompt_count = max(1.0, prompt_tokens / mean_input)
+            length = max(1, round(prompt_tokens / prompt_count))
+            return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
 
         return cls(
-            _between(batches, contexts, [[float(run.seconds) for run in runs] for runs in passes]),
-            _between(batches, contexts, [[seconds_beside_prompts(run) for run in runs] for runs in passes]),
-            _between(tokens, contexts, [[prompt(size, context) for context in contexts] for size in tokens]),
+            _interpolated_seconds(
+                batches, cached_token_counts, [[float(timed_pass.seconds) for timed_pass in runs] for runs in passes]
+            ),
+            _interpolated_seconds(
+                batches,
+                cached_token_counts,
+                [[seconds_beside_prompts(timed_pass) for timed_pass in runs] for runs in passes],
+            ),
+            _interpolated_seconds(
+                tokens,
+                cached_token_counts,
+                [[prompt(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in tokens],
+            ),
             replica.stack.first_token,
             replica.tokens_per_step,
         )
 
 
-def _powers(maximum: int) -> list[int]:
+def _powers_of_two(maximum: int) -> list[int]:
     return [*(2**i for i in range(max(1, maximum).bit_length()) if 2**i < maximum), max(1, maximum)]
 
 
-def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
-    """Returns seconds interpolated between the sizes and contexts of a table."""
+def _interpolated_seconds(
+    table_values: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]
+) -> Seconds:
+    """Returns seconds interpolated between the batch sizes and context lengths of a table."""
 
-    def seconds(size: float, context: float) -> float:
-        row, row_fraction = _place(sizes, size)
-        column, column_fraction = _place(contexts, context)
+    def seconds(batch_size: float, cached_tokens: float) -> float:
+        row, row_fraction = _index_and_fraction(table_values, batch_size)
+        column, column_fraction = _index_and_fraction(contexts, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
         ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
         return ends[0] + (ends[1] - ends[0]) * row_fraction
@@ -109,8 +126,8 @@ def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequ
     return seconds
 
 
-def _place(values: Sequence[int], value: float) -> tuple[int, float]:
-    """Returns the index of the lower value, and the fraction of the way to the next; extrapolates at the ends."""
+def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
+    """Returns the index of the next lower value, and the fraction of the way to the next; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
@@ -154,14 +171,16 @@ class Batch:
                 prompts.append([next_request, cached_tokens, request.input - cached_tokens])
                 reserved_tokens += length
                 next_request += 1
-            number = len(decoding)
-            context = context_sum / number if number else 0.0
+            sequence_count = len(decoding)
+            context = context_sum / sequence_count if sequence_count else 0.0
             if prompts:
-                finished_prompts, tokens, mean_context = self._take_prompts(prompts, number if self.mixed else 0)
+                finished_prompts, tokens, mean_context = self._take_prompts(
+                    prompts, sequence_count if self.mixed else 0
+                )
                 time_now += self.scale * self.steps.prompt(tokens, mean_context)
-                if self.mixed and number:
-                    time_now += self.scale * self.steps.added_decoding(number, context)
-                    steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
+                if self.mixed and sequence_count:
+                    time_now += self.scale * self.steps.added_decoding(sequence_count, context)
+                    steps_done, context_sum = steps_done + 1, context_sum + sequence_count * self.steps.tokens
                 for index in finished_prompts:
                     first_token_times[index] = time_now + self.steps.server * self.scale
                     if requests[index].output > 1:
@@ -170,12 +189,20 @@ class Batch:
                     else:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
-            elif number:
+            elif sequence_count:
                 alike = self._alike_steps(
-                    requests, next_request, time_now, decoding[0][0] - steps_done, number, context, reserved_tokens
+                    requests,
+                    next_request,
+                    time_now,
+                    decoding[0][0] - steps_done,
+                    sequence_count,
+                    context,
+                    reserved_tokens,
                 )
-                time_now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
-                steps_done, context_sum = steps_done + alike, context_sum + alike * number * self.steps.tokens
+                time_now += (
+                    alike * self.scale * self.steps.token(sequence_count, context + alike * self.steps.tokens / 2)
+                )
+                steps_done, context_sum = steps_done + alike, context_sum + alike * sequence_count * self.steps.tokens
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
@@ -220,23 +247,23 @@ class Batch:
         next_request: int,
         time_now: float,
         most_steps: int,
-        number: int,
-        context: float,
+        sequence_count: int,
+        cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of steps until the next sequence ends, or until the next request arrives and can start."""
         if next_request == len(requests):
             return most_steps
         request = requests[next_request]
-        if number >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
+        if sequence_count >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
             return most_steps
-        step = self.scale * self.steps.token(number, context)
-        return max(1, min(most_steps, int((request.arrival - time_now) / step) + 1))
+        step_seconds = self.scale * self.steps.token(sequence_count, cached_tokens)
+        return max(1, min(most_steps, int((request.arrival - time_now) / step_seconds) + 1))
 
 
 def serve_trace(
     replica: Replica,
-    steps: StepSeconds,
+    step_seconds: StepSeconds,
     replicas: int,
     requests: Sequence[TracedRequest],
     sequences: int,
@@ -246,13 +273,13 @@ def serve_trace(
 ) -> list[ServedRequest]:
     """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
-    steps: seconds of the replica's steps. requests: in the order of their arrival.
+    step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
-        steps,
+        step_seconds,
         max(1, sequences // replica.batches),
         max(longest_request, cache_tokens // replica.batches),
         replica.step_tokens or longest_request,

@@ -34,29 +34,31 @@ class Traffic:
         return self.flops / self.seconds
 
 
-def traffic(work: RankWork, pricing: Pricing) -> Iterator[tuple[str, Traffic]]:
+def traffic(work: RankWork, time_estimator: Pricing) -> Iterator[tuple[str, Traffic]]:
     """Yields the kernels of an inference pass that compute products, each with its node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """
-    generation = pricing.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
-    device = replace(pricing.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
-    lossless = replace(pricing, device=device, stack=pricing.stack.model_copy(update={"expert_weights": 1.0}))
+    generation = time_estimator.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
+    device = replace(time_estimator.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
+    lossless = replace(
+        time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
+    )
     for kernel in work.kernels:
         runs = float(kernel.times * work.count(kernel.layer))
         flops = runs * float(kernel.flops[0])
         if not flops:
             continue
-        seconds = sum(float(line.seconds) for line in pricing.kernel_lines(kernel))
+        seconds = sum(float(line.seconds) for line in time_estimator.kernel_lines(kernel))
         if kernel.kind == "attention":
-            bytes = attention_bytes(kernel, pricing)
+            bytes = attention_bytes(kernel, time_estimator)
         else:
             bytes = sum(float(line.memory) for line in lossless.kernel_lines(kernel))
         yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
 
 
-def attention_bytes(kernel: Kernel, pricing: Pricing) -> float:
-    """Returns the bytes of fused attention: its cache, and 16-bit queries, results and, for a prompt, new keys."""
-    cache_bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
-    heads = float(kernel.heads) + (0.0 if pricing.rank_pass.phase == "decode" else float(kernel.kv_heads))
+def attention_bytes(kernel: Kernel, time_estimator: Pricing) -> float:
+    """Returns the bytes that fused attention moves: its cache, 16-bit queries, results and a prompt's new keys."""
+    cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
+    heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
     return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

@@ -240,21 +240,21 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(number, self.rank_pass.ep) if is_routed else number) * self.count(layer)
-            for (layer, is_routed), number in self.params.items()
+            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            for (layer, is_routed), parameter_count in self.params.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
-        return sum(number * self.count(layer) for layer, number in self.cache.items())
+        return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
 
 
-def share(number: Number, ranks: Number) -> Number:
-    """Returns the part of a number on one of `ranks` ranks: an integer if they divide it."""
-    if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
-        return number // ranks
-    return number / ranks
+def share(amount: Number, ranks: Number) -> Number:
+    """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
+    if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
+        return amount // ranks
+    return amount / ranks
 
 
 @dataclass
@@ -286,7 +286,7 @@ class WorkRecorder(Placements):
             if scope.gives is not None and scope.about.get("kind") == "layer":
                 self._count_reader(scope.gives)
         self.run(program)
-        self._flush()
+        self._record_group()
         self._record_loss(program)
         return self.work
 
@@ -320,10 +320,14 @@ class WorkRecorder(Placements):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
-            default_output, chosen = next(iter(item.branches.values())).gives, item.branches[form]
-            if chosen.gives is not None and default_output is not None and chosen.gives is not default_output:
-                self.aliases[id(default_output.storage)] = chosen.gives
-            yield from self._chosen_items(chosen.items)
+            default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
+            if (
+                chosen_items.gives is not None
+                and default_output is not None
+                and chosen_items.gives is not default_output
+            ):
+                self.aliases[id(default_output.storage)] = chosen_items.gives
+            yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
         """Yields a scope and every scope in it, in the branches that run."""
@@ -355,21 +359,21 @@ class WorkRecorder(Placements):
         self.shares_parameters = shares_parameters
 
     def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        chosen = list(self._chosen_items(items))
-        super()._run_items(chosen, path, repeats)
-        for item in chosen:  # parameters that this pass does not use
+        chosen_items = list(self._chosen_items(items))
+        super()._run_items(chosen_items, path, repeats)
+        for item in chosen_items:  # parameters that this pass does not use
             if item.about.get("role") in NEVER_RUN and item.about.get("optional", "") in ("", *self.include):
                 node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
 
     def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
-        self._flush()
+        self._record_group()
         indices = about.get("indices")
-        kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
-        self.work.layer_kinds.append(kind)
+        layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
-        self._flush()
+        self._record_group()
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
@@ -389,7 +393,7 @@ class WorkRecorder(Placements):
             if step.outs and not step.outs[0].fixed:  # masks and angles are computed once per pass, or inside kernels
                 self._add_to_group(step)
             return
-        self._flush()
+        self._record_group()
         (lowering or self._add_operation)(step)
 
     def _is_partial(self, value: Value) -> bool:
@@ -412,7 +416,7 @@ class WorkRecorder(Placements):
 
     def _add_message(
         self,
-        kind: CollectiveKind,
+        collective: CollectiveKind,
         value: Value,
         group: Group = "tp",
         backward: bool = False,
@@ -422,11 +426,11 @@ class WorkRecorder(Placements):
         if group == "ep" and self._gathers_tokens:
             self._add_gathering(value, backward)
             return
-        count = len(self.messages)
-        super()._add_message(kind, value, group, backward, elements, messages)
-        if len(self.messages) == count:
+        message_count = len(self.messages)
+        super()._add_message(collective, value, group, backward, elements, messages)
+        if len(self.messages) == message_count:
             return
-        self._flush()
+        self._record_group()
         message = self.messages[-1]
         if message.backward and self.rank_pass.phase != "training":
             return
@@ -472,7 +476,7 @@ class WorkRecorder(Placements):
         """Returns how often the current step runs in one layer of its kind."""
         return exact_div(self.repeats, self.layers)
 
-    def _rows(self, value: Value) -> Number:
+    def _rows_on_rank(self, value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
         if value.rows is ONCE:
             return 1
@@ -483,12 +487,12 @@ class WorkRecorder(Placements):
 
     def _elements(self, value: Value) -> Number:
         moves_all = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
-        return self._rows(value) * value.width * (self.rank_pass.ep if moves_all else 1)
+        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_all else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
-    def _add_kernel(self, kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kind, self.layer, self._times(), verb, **sizes)
+    def _add_kernel(self, kernel_kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._times(), verb, **sizes)
         self.work.kernels.append(kernel)
         return kernel
 
@@ -528,7 +532,7 @@ class WorkRecorder(Placements):
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier product of this layer has the same input: a fused program computes both at once."""
+        """Whether an earlier product of this layer has the same input, so that fused software computes both at once."""
         region = id(self._storage(x)), self.layer
         shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
@@ -538,7 +542,7 @@ class WorkRecorder(Placements):
 
     def _lower_absorb(self, step: Step) -> None:
         x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
-        m, n, k = self._rows(x), y.width, exact_div(x.width, heads)
+        m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
         frozen = self.rank_pass.adapters is not None
         gradients = flops if frozen else 2 * flops
@@ -549,7 +553,7 @@ class WorkRecorder(Placements):
     def _lower_experts(self, step: Step) -> None:
         x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
         experts, ep = step.options["experts"].size, self.rank_pass.ep
-        rows = self._rows(x)
+        rows = self._rows_on_rank(x)
         flops = 2 * rows * x.width * y.width
         self._add_kernel(
             "experts",
@@ -622,10 +626,10 @@ class WorkRecorder(Placements):
             self.group_position = self.where, self.repeats
         self.group.append(step)
         if not self.rank_pass.fused:
-            self._flush()
+            self._record_group()
 
-    def _flush(self) -> None:
-        """Records the open group of element-wise steps as one kernel.
+    def _record_group(self) -> None:
+        """Records the collected element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
         """
@@ -666,9 +670,9 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     layout_of_rank = Layout(
         tp=tp,
         etp=etp,
-        ep=_measured(rank_pass.ep),
+        ep=_with_measured_group(rank_pass.ep),
         dp=MEASURED_RANKS * etp,
-        cp=_measured(rank_pass.cp),
+        cp=_with_measured_group(rank_pass.cp),
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
@@ -682,5 +686,5 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return recorder.record(shared_rank_program(spec, program_layout))
 
 
-def _measured(ranks: Number) -> int:
+def _with_measured_group(ranks: Number) -> int:
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

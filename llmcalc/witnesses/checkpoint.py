@@ -1,4 +1,4 @@
-"""Compares a checkpoint's tensors with a spec's by layer and shape, whatever their names.
+"""Compares a checkpoint's tensors with the model's by layer and shape, independent of their names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
@@ -69,32 +69,32 @@ class Match:
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token-prediction modules."""
     tree = spec.tree()
-    for place in tree.walk():
-        use = place.use
-        if use is None or place.optional:
+    for node_position in tree.walk():
+        op_use = node_position.use
+        if op_use is None or node_position.optional:
             continue
-        for path in module_paths(place):
-            for tensor in use.tensors():
+        for path in module_paths(node_position):
+            for tensor in op_use.tensors():
                 yield Expected(path, _without_unit_axes(tensor.shape))
-            if use.buffers():
-                yield Expected(path, (use.buffers(),), buffer=True)
+            if op_use.buffers():
+                yield Expected(path, (op_use.buffers(),), buffer=True)
 
 
 def _without_unit_axes(shape: Shape) -> Shape:
-    """Removes axes of length 1, which only some classes' tensors have."""
-    return tuple(size for size in shape if size != 1) or (1,)
+    """Removes axes of length 1, which the tensors of some classes have."""
+    return tuple(length for length in shape if length != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
     result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
-        expected_by_group[_group(expected_tensor.node, spec)].append(expected_tensor)
+        expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
             result.buffers.append(tensor)
         else:
-            stored_by_group[_group(tensor.name, spec)].append(tensor)
+            stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group in {**expected_by_group, **stored_by_group}:
         _match_group(expected_by_group[group], stored_by_group[group], result)
     _match_across_layers(result)
@@ -102,7 +102,7 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
     return result
 
 
-def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
+def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
     layer_number = NUMBER.search(name)
     if layer_number is None:
@@ -116,8 +116,8 @@ def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
 def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: Match) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
-    for step in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = step(unmatched_tensors, remaining, result)
+    for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
+        remaining = match_tensors(unmatched_tensors, remaining, result)
     by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         by_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(expected_tensor)
@@ -188,7 +188,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining):
         if shape in shapes:
-            by_shape[shape].setdefault(_word(tensor.name), []).append(i)
+            by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for stack in stacks:
         same_shape = [by_shape[shape] for shape in {stack.shape[1:], stack.shape[:0:-1]} if shape in by_shape]
@@ -197,8 +197,8 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
             counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
             name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
-            for name_word, count in counts.items()
-            if count == stack.shape[0]
+            for name_word, tensor_count in counts.items()
+            if tensor_count == stack.shape[0]
         }
         if matching_words:
             name_word = min(
@@ -232,9 +232,9 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 
 
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns shape → first tensors of one parent whose concatenation, or its transpose, has that shape."""
+    """Returns, by fused shape, the first tensors of a parent whose concatenation (or its transpose) has that shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
-    for group in _groups(unmatched_tensors, axes):
+    for group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in group}) == 1:
                 first_shape = group[0].shape
@@ -248,7 +248,7 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
     return shapes
 
 
-def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
+def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
@@ -256,12 +256,12 @@ def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expe
                 expected_tensor
             )  # vectors are only compared by size
     for members in by_parent.values():
-        for size in (2, 3, 4):
-            yield from combinations(members[:8], size)
+        for group_size in (2, 3, 4):
+            yield from combinations(members[:8], group_size)
 
 
-def _word(name: str) -> str:
-    """Returns the last word, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
+def _last_word(name: str) -> str:
+    """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
@@ -291,14 +291,14 @@ def _match_across_layers(result: Match) -> None:
     for i, tensor in enumerate(result.extra):
         shape = _without_unit_axes(tensor.shape)
         if shape in shapes:
-            tensor_stack = _side(tensor.name)
+            tensor_stack = _stack_in_name(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
     still_missing: list[Expected] = []
     used_indices: set[int] = set()
     for expected_tensor in result.missing:
-        tensor_stack = _side(expected_tensor.node)
+        tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
         for name_word in _words_of_node(expected_tensor):
             for stack_name in {tensor_stack} if tensor_stack else SIDES:
@@ -324,14 +324,14 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
-def _side(name: str) -> str:
-    """Returns the stack of an encoder-decoder that a name mentions; empty if none."""
+def _stack_in_name(name: str) -> str:
+    """Returns the stack that a tensor's name mentions, `encoder` or `decoder`; empty if it mentions none."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
     return stack_names[0] if stack_names else ""
 
 
 def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
-    """Accepts a second copy of a tied output head."""
+    """Accepts a stored output head that is tied to the embedding and so a second copy of it."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

@@ -1,4 +1,4 @@
-"""Checks: a witness's measurements compared with the closed forms, node by node.
+"""Checks of counts: measurements of a running model compared with the formulas, node by node.
 
 A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
 of either number.
@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number that llmcalc counted and a witness measured.
+    """A number that llmcalc counted, with the number that was measured independently.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the length of the pass if several lengths were measured."""
+        """The path of the node, with the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -62,8 +62,8 @@ class Check:
             return False
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
-    def explanation(self, sizes: Sizes = ()) -> str:
-        """Describes a difference, and the spec's size that equals it, if there is one."""
+    def explanation(self, model_sizes: Sizes = ()) -> str:
+        """Describes a difference, with the model size that equals it if there is one."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -73,12 +73,12 @@ class Check:
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
-        matching_size = explain_difference(difference, sizes) if self.quantity in COUNTED else ""
+        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
         tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
-        size = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{known_difference}{size}{relative_text}{tolerance}"
+        size_text = f" {matching_size}{bias}" if matching_size else ""
+        return f"{units.difference(difference)}{known_difference}{size_text}{relative_text}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by the way in which they were compared.
+    """The paths of the model's leaf nodes with parameters, by the way in which they were compared.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -113,7 +113,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model by one witness.
+    """All checks of one model against one independent model or source.
 
     target: the name of the model.
     witness: the name of the witness.
@@ -162,7 +162,7 @@ def compare(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree; for optional parts, only for the parts in `include`.
+    """Yields a check for every node of the tree, for optional parts only if they are in `include`.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -170,13 +170,13 @@ def compare(
     measured_count: module path → measured number; 0 for a module that is not in it.
     modules: the paths of all modules of the witness.
     """
-    for place in tree.walk(run_config):
-        if place.optional and place.optional not in include:
+    for node_position in tree.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        expected_count = closed_form(place)
-        paths = module_paths(place)
+        expected_count = closed_form(node_position)
+        paths = module_paths(node_position)
         readings = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
-        yield from check_repeats(place.path or tree.name, quantity, expected_count, readings, witness)
+        yield from check_repeats(node_position.path or tree.name, quantity, expected_count, readings, witness)
 
 
 def check_repeats(
@@ -202,14 +202,16 @@ def check_repeats(
         )
 
 
-def module_paths(place: Place) -> list[str]:
+def module_paths(node_position: Place) -> list[str]:
     """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
-    node = place.node
-    if place.above is None:
+    node = node_position.node
+    if node_position.above is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
-        f"{parent_path}.{name}" if parent_path else name for parent_path in module_paths(place.above) for name in names
+        f"{parent_path}.{name}" if parent_path else name
+        for parent_path in module_paths(node_position.above)
+        for name in names
     ]
 
 

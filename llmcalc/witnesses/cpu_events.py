@@ -85,9 +85,9 @@ class GradientSums(NamedTuple):
     in_place: int = 0
     out_of_place: int = 0
 
-    def with_sum(self, size: int, in_place: bool) -> GradientSums:
-        """Returns the sums with another sum of gradients added."""
-        return GradientSums(self.in_place + size * in_place, self.out_of_place + size * (not in_place))
+    def with_sum(self, byte_count: int, in_place: bool) -> GradientSums:
+        """Returns the totals with the bytes of another sum of gradients added."""
+        return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
 
 
 @dataclass
@@ -103,7 +103,7 @@ class CpuEvents:
 
     @property
     def scratch(self) -> dict[str, int]:
-        """Kernel → bytes of its largest scratch block."""
+        """The bytes of the largest scratch block by kernel."""
         largest_bytes: dict[str, int] = {}
         for _, block, _ in self.moments:
             if block.scratch:
@@ -131,10 +131,10 @@ class CpuEvents:
         return PassBytes(after_forward, peaks[FORWARD], max(peaks[BACKWARD], after_forward))
 
 
-def read_events(run: Any) -> CpuEvents:
-    """Reads the events of a profiler. run: a `torch.profiler.profile` with `profile_memory`."""
+def read_events(profile: Any) -> CpuEvents:
+    """Reads the events of a profiler. profile: a `torch.profiler.profile` with `profile_memory`."""
     events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, enclosing_events in sorted(_events(run), key=lambda pair: pair[0].start_time_ns):
+    for event, enclosing_events in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
@@ -149,9 +149,9 @@ def read_events(run: Any) -> CpuEvents:
         kernel = next(
             (enclosing_event for enclosing_event in enclosing_events if _is_kernel(enclosing_event.name)), None
         )
-        size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
-        if size > 0:
-            block = Block(size, "" if kernel is None else kernel.name)
+        byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
+        if byte_count > 0:
+            block = Block(byte_count, "" if kernel is None else kernel.name)
             blocks[pointer] = block, kernel
             events.moments.append(Moment(1, block, phase))
         elif pointer in blocks:
@@ -161,9 +161,9 @@ def read_events(run: Any) -> CpuEvents:
     return events
 
 
-def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
+def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and sum of gradients with its enclosing operations, outermost first."""
-    pending_events = [(event, list[Any]()) for event in run.profiler.kineto_results.experimental_event_tree()]
+    pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
     while pending_events:
         event, enclosing_events = pending_events.pop()
         is_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
@@ -180,7 +180,7 @@ def _sum_bytes(event: Any) -> int:
 
 @cache
 def _is_kernel(name: str) -> bool:
-    """Whether autograd does not decompose an operation into others."""
+    """Whether an operation is a kernel, which autograd does not decompose into other operations."""
     if not name.startswith("aten::"):
         return False
     schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]

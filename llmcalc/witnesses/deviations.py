@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 from .witness import family_of_class
 
 
-def _one_token_less(op: Op) -> Op:
+def _without_last_token(op: Op) -> Op:
     return replace(op, limit=op.limit - 1) if isinstance(op, KVCache) and op.limit is not None else op
 
 
@@ -27,27 +27,27 @@ COMMON_DEVIATIONS = (
         "sliding cache",
         "a sliding or chunked layer's cache keeps one token less than its window",
         "cache_bytes",
-        follow=_one_token_less,
+        follow=_without_last_token,
     ),
 )
 """The deviations of every class."""
 
 
-def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns the cost function of an op in the classes of a text model type, including their deviations."""
-    steps = [deviation.follow for deviation in _deviations(kind, quantity, spec)]
+def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
+    """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
+    replacements = [deviation.follow for deviation in _deviations(model_type, quantity, spec)]
 
-    def changed_cost(use: Use) -> Any:
-        op = use.op
-        for step in steps:
-            op = step(op)
-        return cost(replace(use, op=op))
+    def changed_cost(op_use: Use) -> Any:
+        op = op_use.op
+        for replace_op in replacements:
+            op = replace_op(op)
+        return cost(replace(op_use, op=op))
 
     return changed_cost
 
 
 def total(
-    kind: str,
+    model_type: str,
     quantity: str,
     cost: Cost,
     spec: ModelSpec,
@@ -55,21 +55,23 @@ def total(
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, including their deviations."""
-    count = spec.tree().total(cost_in_class(kind, quantity, cost, spec), run_config, include=include)
-    return count + sum(deviation.more(spec) for deviation in _deviations(kind, quantity, spec))
+    count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    return count + sum(deviation.more(spec) for deviation in _deviations(model_type, quantity, spec))
 
 
-def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: path of a node → the amount by which the classes exceed the count of its subtree."""
-    additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
+def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
+    """Returns a function from a node's path to the amount by which the classes exceed the count of its subtree."""
+    additions = {
+        deviation.at: deviation.more(spec) for deviation in _deviations(model_type, quantity, spec) if deviation.at
+    }
     return lambda path: sum(
-        size
-        for deviating_path, size in additions.items()
+        addition
+        for deviating_path, addition in additions.items()
         if deviating_path == path or deviating_path.startswith(f"{path}.")
     )
 
 
-def _deviations(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
-    family = family_of_class(kind)
+def _deviations(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
+    family = family_of_class(model_type)
     candidates = COMMON_DEVIATIONS if family is None else (*COMMON_DEVIATIONS, *family.deviations)
     return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.when(spec)]

@@ -25,10 +25,10 @@ Too many numbers are multiples or products of smaller sizes.
 
 def sizes_of(spec: ModelSpec) -> Sizes:
     """Returns every size in the spec of the text model and its parts."""
-    return tuple(dict.fromkeys(_sizes(spec)))
+    return tuple(dict.fromkeys(_sizes_below(spec)))
 
 
-def _sizes(part: Part) -> Iterator[tuple[str, int]]:
+def _sizes_below(part: Part) -> Iterator[tuple[str, int]]:
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(value, int) and value > 1 and letter_of(field) is not None:
@@ -36,14 +36,14 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
         field_values = value.values() if isinstance(value, dict) and name != "towers" else (value,)
         for field_value in field_values:
             if isinstance(field_value, Part):
-                yield from _sizes(field_value)
+                yield from _sizes_below(field_value)
 
 
-def explain_difference(difference: int, sizes: Sizes) -> str:
+def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute = abs(difference)
-    equal_names = [name for name, value in sizes if value == absolute]
-    large_sizes = [(name, value) for name, value in sizes if value >= LEAST]
+    equal_names = [name for name, value in model_sizes if value == absolute]
+    large_sizes = [(name, value) for name, value in model_sizes if value >= LEAST]
     multiples = [
         f"{k} × {name}" for name, value in large_sizes for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute
     ]

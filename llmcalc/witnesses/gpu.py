@@ -44,7 +44,7 @@ WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0
 
 
 class Reading(NamedTuple):
-    """The allocator's statistics in bytes. allocated: blocks now. The other fields: peaks since the last restart."""
+    """The allocator's statistics in bytes. allocated: of current blocks. Other fields: peaks since the last restart."""
 
     allocated: int
     peak_requested: int
@@ -136,8 +136,8 @@ class Measured:
 
 
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
-    """Measures the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
-    run = configured_run(spec, settings)
+    """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if the device is too small."""
+    training_run = configured_run(spec, settings)
     measured_run = Measured()
     statistics.begin()
     measured_run.before_bytes = statistics.read().allocated
@@ -146,22 +146,22 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
         measured_run.take(phase, statistics.read())
         statistics.restart()
 
-    if isinstance(run, Training):
-        loop = TrainingLoop(spec, run, statistics.device)
+    if isinstance(training_run, Training):
+        loop = TrainingLoop(spec, training_run, statistics.device)
         statistics.begin()
         record_phase("set-up")
         for _ in range(STEPS):
             loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
-    shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
-    passes = Passes(spec, run, statistics.device)
+    shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
+    passes = Passes(spec, training_run, statistics.device)
     statistics.begin()
-    if run.phase == "decode":
+    if training_run.phase == "decode":
         passes.cache_of(shapes)
     record_phase("set-up")
-    (passes.decode if run.phase == "decode" else passes.prefill)()
-    record_phase(run.phase)
+    (passes.decode if training_run.phase == "decode" else passes.prefill)()
+    record_phase(training_run.phase)
     measured_run.beside_bytes = statistics.outside_bytes()
     return measured_run
 
@@ -170,7 +170,7 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns quantity → bytes as `llmcalc memory` computes them. Workspaces count as requested, like tensors."""
+    """Returns bytes by quantity as `llmcalc memory` computes them. Workspaces count as requested, like tensors."""
     workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,
@@ -245,7 +245,7 @@ def environment() -> dict[str, str]:
 
 
 def device_facts() -> dict[str, Any]:
-    """Returns torch's GPU, the GPU's driver, torch's version and today's date."""
+    """Returns the name of the GPU, the driver, torch's version and today's date."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -259,7 +259,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the runtime of a measured GPU. facts, variables: as `device_facts` and `environment` return them."""
+    """Returns the CUDA runtime of a measured GPU. facts, variables: from `device_facts` and `environment`."""
     major = int(facts["compute_capability"].partition(".")[0])
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)

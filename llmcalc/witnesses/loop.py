@@ -71,7 +71,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 
 
 class without_initial_values(TorchFunctionMode):  # it is used as a function
-    """Skips the initialisation of parameters, whose values no number of bytes depends on."""
+    """Skips the initialisation of parameters, because memory does not depend on their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
@@ -99,13 +99,13 @@ def loss_or_output(
     spec: ModelSpec,
     module: Any,
     ids: Tensor,
-    source: Tensor | None,
+    source_input: Tensor | None,
     choices: Choices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     with_mtp = MTP.name in include
-    outputs = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    outputs = module(ids, source_input, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
     out, logits_ahead = outputs if with_mtp else (outputs, [])
     del outputs
     return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out
@@ -123,7 +123,7 @@ class TrainingLoop:
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
-        self.weights: list[Tensor] = self._in_order()
+        self.weights: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = layer_matrices(self.module)
         parameters = [
@@ -132,19 +132,19 @@ class TrainingLoop:
         ]
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
-    def _in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the simulation's order of creation.
+    def _parameters_in_order(self) -> list[Tensor]:
+        """Returns the trained parameters in the order in which the simulation creates them.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
         parameters_by_name = {
             name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
         }
-        run = TrainingRun(self.spec, self.training, memory_meter=Meter())
-        run.set_up()
+        simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
+        simulated_run.set_up()
         keys = (
             ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")
-            for key, _ in run.lowering.parameters
+            for key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
             parameters_by_name.pop(name)
@@ -156,7 +156,7 @@ class TrainingLoop:
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """Returns tensors that a micro-batch's graph reads but does not own: parameters, buffers and inputs."""
+        """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
 
@@ -242,7 +242,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
-    """Returns the shapes of the cache after a prompt, from a run on meta."""
+    """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     passes = Passes(spec, inference, "meta")
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
@@ -292,7 +292,7 @@ class Passes:
         self._run(1, self.inference.seq, last_only=False)
 
     def _run(self, tokens: int, past: int, last_only: bool) -> None:
-        """Runs one pass. Its token ids and logits are freed at its end."""
+        """Runs one inference pass, at whose end token ids and logits are freed."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:

@@ -1,4 +1,4 @@
-"""Compares nodes of a tree with the modules of a class, one by one or as the sum of fused modules."""
+"""Compares nodes of the model's tree with the modules of a class, one by one or as the sum of fused nodes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def compare_modules(
 
     closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
-    for places in _group_by_modules(tree, modules_of_nodes, run_config):
-        paths = module_paths(places[0])
+    for node_positions in _group_by_modules(tree, modules_of_nodes, run_config):
+        paths = module_paths(node_positions[0])
         readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured_by_path) for path in paths}
-        yield from check_repeats(_joint_name(places), quantity, sum(map(closed_form, places)), readings, witness)
+        yield from check_repeats(
+            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), readings, witness
+        )
 
 
 def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
@@ -35,9 +37,15 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
     group_sizes = {
-        place.path: len(places) for places in _group_by_modules(tree, modules_of_nodes, None) for place in places
+        node_position.path: len(node_positions)
+        for node_positions in _group_by_modules(tree, modules_of_nodes, None)
+        for node_position in node_positions
     }
-    leaves = [place.path for place in tree.walk() if place.own_cost(params) and place.optional in {"", *include}]
+    leaves = [
+        node_position.path
+        for node_position in tree.walk()
+        if node_position.own_cost(params) and node_position.optional in {"", *include}
+    ]
     return Coverage(
         tuple(path for path in leaves if group_sizes.get(path) == 1),
         tuple(path for path in leaves if group_sizes.get(path, 1) > 1),
@@ -48,24 +56,24 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups places with found modules by the class's modules; a share of a module is a separate group.
+    """Groups nodes by the class's modules that were found for them; a part of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
     groups: dict[tuple[NodeModules | str, ...], list[Place]] = {}
-    for place in tree.walk(run_config):
-        paths = module_paths(place)
-        if not place.path or not all(path in modules_of_nodes for path in paths):
+    for node_position in tree.walk(run_config):
+        paths = module_paths(node_position)
+        if not node_position.path or not all(path in modules_of_nodes for path in paths):
             continue
         node_modules = [modules_of_nodes[path] for path in paths]
         is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        group = groups.setdefault((place.path,) if is_shared else tuple(node_modules), [])
-        group[:] = [grouped_place for grouped_place in group if not place.path.startswith(f"{grouped_place.path}.")] + [
-            place
-        ]
+        group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        group[:] = [
+            grouped_place for grouped_place in group if not node_position.path.startswith(f"{grouped_place.path}.")
+        ] + [node_position]
     return groups.values()
 
 
-def _joint_name(places: list[Place]) -> str:
+def _joint_name(node_positions: list[Place]) -> str:
     """Joins the names of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
-    return " + ".join((places[0].path, *(place.node.name for place in places[1:])))
+    return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))

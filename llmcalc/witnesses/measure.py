@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds the values of each module's submodules; the empty path means the whole module."""
+    """Adds to each module's value the values of its submodules. The keys are module paths, empty for the root."""
     totals = {"": 0}
     for path, value in values:
         totals[""] += value
@@ -26,13 +26,13 @@ def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Returns parameters by path; a shared parameter is counted in the first module that has it."""
+    """Returns the number of parameters by module path; a shared parameter counts in the first module that has it."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by path; a shared parameter counts in the first of `listed_modules` that has it."""
+    """Returns parameters by module path; a shared parameter counts in the first of `listed_modules` that has it."""
     rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
@@ -42,18 +42,18 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         return rank.get(name, len(rank))
 
     names: dict[int, list[str]] = {}
-    sizes: dict[int, int] = {}
+    elements_by_id: dict[int, int] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-        sizes[id(parameter)] = parameter.numel()
-    return _sum_upwards((min(aliases, key=place), sizes[key]) for key, aliases in names.items())
+        elements_by_id[id(parameter)] = parameter.numel()
+    return _sum_upwards((min(aliases, key=place), elements_by_id[key]) for key, aliases in names.items())
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
-    """Returns elements by path of the buffers that are saved in a checkpoint."""
+    """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_upwards(
-        (name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved_tensors
+        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
     )
 
 
@@ -64,7 +64,10 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
 
 
 def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds the measurements of skipped modules, copied from equal modules that ran (`repeats`: path → path)."""
+    """Adds the measurements of skipped modules, copied from equal modules that ran.
+
+    repeats: their paths by skipped path.
+    """
     completed_values = dict(measured_values)
     for path, measured_path in repeats.items():
         for name, value in measured_values.items():
@@ -102,7 +105,7 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run: Callable[[], Any], train: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns FLOPs by path of `run()`, and of `run()` with the backward pass of all its outputs.
+    """Returns the FLOPs of `run()` by module path, and of `run()` with the backward pass of all its outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
     train: whether to run the backward pass; without it the second dict is empty. False by default.
@@ -145,16 +148,16 @@ class BackwardOwners:
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._claim((args, kwargs), self.stack[-1])
+            self._assign_owner((args, kwargs), self.stack[-1])
             self.stack.append(name)
 
         return hook
 
     def _leave(self, _: nn.Module, args: Any, output: Any) -> None:
-        self._claim(output, self.stack.pop())
+        self._assign_owner(output, self.stack.pop())
 
-    def _claim(self, values: Any, path: str) -> None:
-        """Assigns every node behind these tensors that has no owner yet to the module at `path`."""
+    def _assign_owner(self, values: Any, path: str) -> None:
+        """Assigns the autograd nodes that computed these tensors to the module at `path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -171,7 +174,7 @@ class BackwardOwners:
         """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
         for handle in self.handles:
             handle.remove()
-        self._claim(outputs, "")
+        self._assign_owner(outputs, "")
         loss: Any = sum(out.float().sum() for out in outputs)
         flops_by_owner: dict[str, int] = {}
         running, bytes_before = "", total()
@@ -193,8 +196,8 @@ class BackwardOwners:
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cache's storages by module path."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
-    sizes = (
+    elements_by_id = (
         (names[id(submodule)], sum(tensor.untyped_storage().nbytes() for tensor in tensors))
         for submodule, tensors in store.items()
     )
-    return _sum_upwards(sizes)
+    return _sum_upwards(elements_by_id)

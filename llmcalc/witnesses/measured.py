@@ -1,4 +1,4 @@
-"""Counts the parameters of an unsupported model type: its `transformers` class on meta, module by module."""
+"""Counts the parameters of an unsupported model type: its `transformers` class on the meta device, module by module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure_config(path: Path) -> tuple[str, Measured]:
-    """Returns (class name, tree) of the `transformers` class of a config, built on meta from the installed library.
+    """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
 
@@ -51,37 +51,37 @@ def measure_config(path: Path) -> tuple[str, Measured]:
         raise InputError(
             f"{path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    kind = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
-    if not isinstance(kind, str) or not kind:
+    model_type = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
+    if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**config_file, "model_type": kind}
-    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(kind)):
+    config = {**config_file, "model_type": model_type}
+    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(path, kind, "auto_map" in config_file)
+    _require_class(path, model_type, "auto_map" in config_file)
     try:
         module = build(config, to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
         raise InputError(
-            f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
+            f"{path}: {architecture_of(config) or model_type} cannot be built from it: {type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
 
 
-def _require_class(path: Path, kind: str, remote_code: bool) -> None:
+def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if witness_of(kind) not in CONFIG_MAPPING:
+    if witness_of(model_type) not in CONFIG_MAPPING:
         remote_note = (
             "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
         )
-        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{remote_note}")
+        raise InputError(f"{path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 
 def measured_tree(module: nn.Module) -> Measured:
-    """Returns parameters by module; a shared parameter is counted in the first module that has it."""
+    """Returns a tree of parameters by module; a shared parameter is counted in the first module that has it."""
     parameters_by_path = parameters(module)
     return _tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
@@ -110,10 +110,10 @@ def _merge_equal(children: list[Measured]) -> list[Measured]:
 
 
 def data_of(tree: Measured) -> dict[str, Any]:
-    """Returns the tree as nested dicts."""
+    """Returns a module tree's parameters as nested dicts."""
     out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
         out |= {"repeat": tree.repeat, "params_each": tree.params}
     if tree.children:
-        out["children"] = [data_of(c) for c in tree.children]
+        out["children"] = [data_of(child) for child in tree.children]
     return out

@@ -78,7 +78,7 @@ class MemoryComparison:
     info: dict[str, Any] = field(default_factory=dict)
 
     def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
-        """Returns the verdict with these checks added."""
+        """Returns the verdict with the checks of memory added."""
         info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
@@ -120,7 +120,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason why not.
+    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason against comparing.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -137,13 +137,13 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     training = replace(training, master=False)  # the passes read no master weights
     for model in (spec, smaller):
         simulated_bytes = simulate_event_passes(model, training)
-        size = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
-        if size <= LARGEST_REAL:
+        byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
+        if byte_count <= LARGEST_REAL:
             break
     else:
         comparison.left_out[SUMS] = (
-            f"the CPU alone shows where gradients are added in place, and {size:,} bytes are too many for it; expected "
-            "fewer layers (--set num_hidden_layers=1)"
+            f"the CPU alone shows where gradients are added in place, and {byte_count:,} bytes are too many for it; "
+            "expected fewer layers (--set num_hidden_layers=1)"
         )
         return
     measured_bytes = measure_event_passes(model, training)
@@ -155,14 +155,14 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
-    """Returns quantity → simulated bytes of a run that is not on a GPU."""
+    """Returns the simulated bytes by quantity of a run that is not on a GPU."""
     run = configured_run(spec, settings)
     run = replace(run, choices=replace(run.choices, multiprocessors=0))
     return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
-    """Returns quantity → bytes measured with torch."""
+    """Returns the bytes by quantity, measured with torch."""
     run = configured_run(spec, settings)
     if isinstance(run, Training):
         return measure_steps(spec, run, device).named()
@@ -170,7 +170,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings, with the reference's default for every setting that is not set.
+    """Returns the settings with the PyTorch reference's default for every setting that is not set.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
@@ -185,7 +185,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings, completed by `reference_settings`."""
+    """Returns the run with these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -197,15 +197,15 @@ def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Describes the run of these settings in words."""
     memory_use = memory(spec, settings).states
-    size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    run_size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
         assert memory_use.optimizer is not None
-        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {size}"
-    return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
+        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {run_size}"
+    return f"prefill of {run_size}" if settings.phase == "prefill" else f"decoding one token after {run_size}"
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
-    """Returns why the memory of a run cannot be measured on the reference; empty if it can."""
+    """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
     recurrent = _recurrent_module(spec)
     if recurrent:
         return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
@@ -227,16 +227,20 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
-    for place in spec.tree().walk():
-        ops = [child.op for child in place.node.children]
+    for node_position in spec.tree().walk():
+        ops = [child.op for child in node_position.node.children]
         if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
-            return place.path
+            return node_position.path
     return ""
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
+    cores = [
+        node_position.node.op
+        for node_position in spec.tree().walk()
+        if isinstance(node_position.node.op, AttentionCore)
+    ]
     return any(core.qk_dim != core.v_dim for core in cores)
 
 
@@ -271,11 +275,11 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
 
 def _check_size(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that would take too much memory on a CPU."""
-    size = max(simulate_run(spec, settings).values())
-    if size > LARGEST_REAL:
+    byte_count = max(simulate_run(spec, settings).values())
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: --memory: {settings.phase} takes {size:,} bytes, which are too many; expected --device "
-            "meta, or fewer layers (--set num_hidden_layers=1)"
+            f"--device cpu: --memory: {settings.phase} takes {byte_count:,} bytes, which are too many; expected "
+            "--device meta, or fewer layers (--set num_hidden_layers=1)"
         )
 
 
@@ -308,7 +312,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns quantity → bytes; for the first step only the peak."""
+        """Returns the bytes by quantity; for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -330,7 +334,7 @@ class InferenceBytes(NamedTuple):
     after: int
 
     def named(self, phase: str) -> dict[str, int]:
-        """Returns quantity → bytes."""
+        """Returns the bytes by quantity."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 
@@ -357,7 +361,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
         run.update()
         run.zero_grad()
         peaks = {
-            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
         steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved_bytes))
@@ -365,33 +369,33 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
 
 
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Returns quantity → simulated bytes of a micro-batch's passes without weights, as without a dispatch mode."""
+    """Returns simulated bytes by quantity of a micro-batch's passes without weights and without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, memory_meter=meter)
 
-    def add(size: Number, in_place: bool) -> None:
+    def add(byte_count: Number, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.with_sum(size, in_place)
+        sums = sums.with_sum(byte_count, in_place)
 
     run.set_up()
     weights = meter.by_kind["weights"]
     run.next_batch()
     run.graph.on_sum = add
-    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _inputs(run))
+    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(run))
     meter.peaks = {}
     run.next_batch()
     loss = run.forward()
     live = meter.now - bytes_before
     run.backward(loss)
     peaks = {
-        phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - bytes_before
+        phase: max(peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase) - bytes_before
         for phase in ("forward", "backward")
     }
     return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}
 
 
-def _inputs(run: TrainingRun) -> list[Any]:
-    """Returns the tensors of a batch, one per storage."""
+def _input_tensors(run: TrainingRun) -> list[Any]:
+    """Returns the input tensors of a batch, one per storage."""
     by_storage = {
         id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
     }
@@ -412,7 +416,7 @@ def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes that the graph of a loss saves, without weights and inputs; None with recomputation."""
     if run.training.recompute is not NONE:
         return None
-    input_storages = {id(item.storage) for item in _inputs(run)}
+    input_storages = {id(item.storage) for item in _input_tensors(run)}
     storages = [
         item for item in saved_storages(loss) if item.block.kind != "weights" and id(item) not in input_storages
     ]
@@ -421,7 +425,7 @@ def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
 
 
 def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
-    """Simulates a prefill or a decoding step."""
+    """Simulates the memory of a prefill or of a decoding step."""
     replay = replay_inference(spec, inference)
     return InferenceBytes(replay.peak[1].bytes, replay.after)
 
@@ -480,7 +484,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
 
 
 def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Returns quantity → measured bytes of a micro-batch's passes on the CPU, from the profiler's events."""
+    """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         loop = TrainingLoop(spec, training, "cpu")
     loop.read()

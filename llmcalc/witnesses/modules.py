@@ -35,7 +35,9 @@ class NodeModules:
 
     def measured(self, by_path: Mapping[str, int]) -> int:
         """Returns the measurement of the modules; −1 if it cannot be divided equally."""
-        module_total = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
+        module_total = sum(by_path.get(module, 0) for module in self.modules) - sum(
+            by_path.get(module, 0) for module in self.less
+        )
         return -1 if module_total % self.share else module_total // self.share
 
 
@@ -47,17 +49,17 @@ TOWERS = "towers."
 
 
 def places(
-    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
+    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context_modules: Modules | None = None
 ) -> ModulesByNode:
-    """Finds the class's modules for the nodes of the tree.
+    """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
     paths: the paths of the class's modules and tensors.
     kind: the kind of the spec.
     base: the path of the model without a head.
     names: the module names of its family.
-    context: the module names of the wrapper around it; none by default.
+    context_modules: the module names of the wrapper around it; none by default.
     """
-    towers = {key[len(TOWERS) :]: name for key, name in (context or names).items() if key.startswith(TOWERS)}
+    towers = {key[len(TOWERS) :]: name for key, name in (context_modules or names).items() if key.startswith(TOWERS)}
     tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
     return {**dict(_Search(paths, {**USUAL, **names}, names).all(tree, kind, base)), **dict(tower_modules)}
 
@@ -79,9 +81,9 @@ class _Search:
         if stacks_by_name:
             yield from self._stack("", other_nodes, roots)
             for name, stack in stacks_by_name.items():
-                yield from self._stack(f"{name}.", stack.children, self._side(name, roots))
+                yield from self._stack(f"{name}.", stack.children, self._side_modules(name, roots))
         else:
-            yield from self._stack("", other_nodes, self._side(kind, roots))
+            yield from self._stack("", other_nodes, self._side_modules(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of towers: below the model without a head, below its encoder, or in the whole model.
@@ -96,7 +98,7 @@ class _Search:
                     path = f"{towers.name}.{tower.name}."
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
-    def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_modules(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
         side_modules = self._first_existing(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
@@ -108,7 +110,7 @@ class _Search:
         for child in children:
             if child.name != "layers":
                 keys = (f"{stack_name}{child.name}", child.name)
-                yield from self._node(f"{prefix}{child.name}", child, roots, roots, keys)
+                yield from self._find_below_node(f"{prefix}{child.name}", child, roots, roots, keys)
         layers = [child for child in children if child.name == "layers"]
         modules = self._layers(stack_name, layers, roots)
         for layer in layers:
@@ -118,12 +120,12 @@ class _Search:
                     yield f"{prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         keys = (f"{stack_name}{sublayer.name}", sublayer.name)
-                        yield from self._node(
+                        yield from self._find_below_node(
                             f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, keys
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns layer index → modules, from the list whose length is the number of layers with parameters.
+        """Returns modules by layer index, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
@@ -132,27 +134,27 @@ class _Search:
         for layer in layers:
             key = f"{stack_name}layers.{layer.label}"
             if key in self.family_names:
-                modules |= self._in_list(key, [layer], roots)
+                modules |= self._layers_in_list(key, [layer], roots)
             else:
                 together.append(layer)
-        return modules | self._in_list(f"{stack_name}layers", together, roots)
+        return modules | self._layers_in_list(f"{stack_name}layers", together, roots)
 
-    def _in_list(self, key: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns layer index → modules of layers whose list has that key in the names."""
+    def _layers_in_list(self, key: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+        """Returns modules by layer index, for layers whose list has the given key in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(key, self.names["layers"]).split(" | "):
             for root in roots:
-                lists = [self._listed(root, side) for side in name.split(" & ")]
+                lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):
                     return dict(zip(layer_indices, zip(*lists, strict=True), strict=True))
         return {}
 
-    def _listed(self, root: str, lists: str) -> list[str]:
+    def _modules_of_lists(self, root: str, lists: str) -> list[str]:
         """Returns the modules of a list, or of several consecutive lists."""
         patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
-        return [module for part in patterns for module in self._matching(_join_path(root, part))]
+        return [module for part in patterns for module in self._matching_paths(_join_path(root, part))]
 
-    def _node(
+    def _find_below_node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of a node and of all nodes below it.
@@ -170,12 +172,14 @@ class _Search:
             yield path, node_modules
             paths_and_modules = [(path, node_modules.modules)]
         else:
-            paths_and_modules = list(self._members(path, node.indices, node_modules.modules[0]))
-            yield from ((place, NodeModules(paths)) for place, paths in paths_and_modules)
-        for place, module_paths in paths_and_modules:
+            paths_and_modules = list(self._repeats_of_node(path, node.indices, node_modules.modules[0]))
+            yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
+        for node_position, module_paths in paths_and_modules:
             for child in node.children:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
-                yield from self._node(f"{place}.{child.name}", child, module_paths, outer_modules, deeper)
+                yield from self._find_below_node(
+                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper
+                )
 
     def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
@@ -188,9 +192,11 @@ class _Search:
                         return modules
         return self._first_existing(node.name, parents)
 
-    def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the repeats of a node: each repeat is the member of a module list with its index."""
-        members = self._matching(f"{whole_path}.*")
+    def _repeats_of_node(
+        self, path: str, indices: Sequence[int], whole_path: str
+    ) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Finds the modules of a node's repeats: each repeat is the member of a module list with the repeat's index."""
+        members = self._matching_paths(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
         for i in indices:
@@ -206,7 +212,7 @@ class _Search:
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
-                found_modules = self._below(module_name.removeprefix("-"), parents, outer_modules)
+                found_modules = self._modules_below(module_name.removeprefix("-"), parents, outer_modules)
                 (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
                 if not found_modules:
                     break
@@ -214,26 +220,26 @@ class _Search:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
-    def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """Returns the modules of that name below the first parent that has such a module.
+    def _modules_below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
+        """Returns the modules with a name below the first parent that has such a module.
 
         A name with a leading dot is searched in `outer`.
         """
         if name.startswith("&"):  # one of the modules of a layer
             return [module for module in outer_modules if name[1:] in module.split(".")][:1]
         for parent in outer_modules if name.startswith(".") else parents:
-            modules = self._matching(_join_path(parent, name.removeprefix(".")))
+            modules = self._matching_paths(_join_path(parent, name.removeprefix(".")))
             if modules:
                 return modules
         return []
 
-    def _matching(self, path: str) -> list[str]:
-        """Returns the path if the class has it, else all paths that match the path's stars."""
+    def _matching_paths(self, path: str) -> list[str]:
+        """Returns the path itself if the class has it, else all module paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
         matches = [match for module_path in self.known if (match := pattern.fullmatch(module_path))]
-        return [match[0] for match in sorted(matches, key=lambda match: [int(n) for n in match.groups()])]
+        return [match[0] for match in sorted(matches, key=lambda match: [int(index) for index in match.groups()])]
 
 
 def _join_path(parent: str, name: str) -> str:
@@ -259,7 +265,9 @@ def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -
     """Returns parameters by path, without a layer's parameters that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
-        f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
+        f"{modules.modules[0]}."
+        for path, modules in modules_of_nodes.items()
+        if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     other_paths = {
         tensor

@@ -1,4 +1,4 @@
-"""The publisher's exact parameter count as a witness for the total."""
+"""Compares the total of parameters with the exact count that the publisher states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference as a witness: llmcalc's own PyTorch model, built from the spec alone and run.
+"""Checks counts against llmcalc's own PyTorch model, built from the description alone and run.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -66,7 +66,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the most tokens within the learned positions that leave a position for decoding; None without them.
+    """Returns the longest prompt within the learned positions that leaves a position for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
@@ -130,14 +130,14 @@ def verify_reference(
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
-    ids = _ids(spec, batch, tokens, device)
-    source = ids if spec.kind == "encoder-decoder" else None
+    ids = _token_ids(spec, batch, tokens, device)
+    source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
-    return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
+    return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
 
 
 def precision(device: Device) -> str:
-    """Returns the number format of weights and cache on a device."""
+    """Returns the number format of the reference's weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
@@ -149,19 +149,19 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
     import torch
 
     name = precision(device)
-    size = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    byte_count = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
-    if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
+    if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
         device_bytes = torch.cuda.get_device_properties(0).total_memory
         raise InputError(
-            f"--device cuda: {size:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
+            f"--device cuda: {byte_count:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
-    if device == "cpu" and size > LARGEST_REAL:
+    if device == "cpu" and byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: {size:,} bytes of weights are too many; expected --device meta, or fewer layers (--set "
-            "num_hidden_layers=1)"
+            f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
+            "(--set num_hidden_layers=1)"
         )
     default = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, name))
@@ -178,26 +178,26 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(use: Use) -> Number:
-        op, run_config = use.op, use.run_config
-        if run_config is None or not use.has("forward_flops"):
+    def kept_elements(op_use: Use) -> Number:
+        op, run_config = op_use.op, op_use.run_config
+        if run_config is None or not op_use.has("forward_flops"):
             return 0
         if type(op) is Linear:
             return run_config.rows(op.rows) * op.n_out
         # scores, in fp32 and after softmax
         return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
-    size = (
+    byte_count = (
         DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
-    if size > LARGEST_REAL:
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
-            "smaller --batch or --seq"
+            f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
+            "expected a smaller --batch or --seq"
         )
 
 
-def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
+def _token_ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
     import torch
 
     if device == "meta":
@@ -205,14 +205,14 @@ def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
     return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
 
 
-def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
+def _encoder_input(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
     """Returns the input of an encoder-decoder's encoder: tokens or frames; None without an encoder."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
         return None
     if spec.encoder.stem is None:
-        return _ids(spec, batch, tokens, device)
+        return _token_ids(spec, batch, tokens, device)
     return torch.randn(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, precision(device)), device=device)
 
 
@@ -249,13 +249,13 @@ def _checks(
     yield from against("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
-    ids, source = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
+    ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
     with_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
         if spec.pooler is not None:
-            return list(module(ids, source, with_pooled=True))
-        out = module(ids, source, with_mtp=with_mtp)
+            return list(module(ids, source_input, with_pooled=True))
+        out = module(ids, source_input, with_mtp=with_mtp)
         logits, logits_ahead = out if with_mtp else (out, [])
         return [logits, *logits_ahead]
 
@@ -270,11 +270,11 @@ def _checks(
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=has_head)])
+    prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
     yield from against(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
-    decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
+    decode, _ = count_flops(module, lambda: [module(_token_ids(spec, batch, 1, device), store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from against("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
     bits = DTYPE_BITS[precision(device)]

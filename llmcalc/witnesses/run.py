@@ -1,4 +1,4 @@
-"""Verifies the counts of a model with a chosen witness."""
+"""Verifies the counts of a model against a chosen model or source."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def verify(
     every_layer: bool = False,
     memory: bool = False,
 ) -> Verdict:
-    """Returns all checks of one model by one witness.
+    """Returns all checks of one model against one model or source (`witness`).
 
     memory: whether the memory of a training step, a prefill and a decoding step is compared too; false by default.
     Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
     compared and a step of the model has no kernels.
     """
-    verdict = _compare(preset, witness, device, batch, seq, every_layer, memory)
+    verdict = _compare_model(preset, witness, device, batch, seq, every_layer, memory)
     return replace(verdict, untested=untested(preset.model))
 
 
-def _compare(
+def _compare_model(
     preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
 ) -> Verdict:
-    """Compares one model with a witness."""
+    """Compares the counts of one model with the chosen model or source."""
     if witness != "reference" and (device != "meta" or every_layer or memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":

@@ -1,4 +1,4 @@
-"""Caches the shapes of results on meta. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
+"""Caches shapes of meta tensors. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
 the time of a pass over a small model.
 
 This module imports torch, so import it only in functions that run torch.
@@ -40,12 +40,12 @@ class ShapeCache(TorchDispatchMode):
         if _is_composed(func):
             return func(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            out = self._result(func, args, kwargs)
+            out = self._empty_result(func, args, kwargs)
         if self.counter is not None and func._overloadpacket in self.counter.flop_registry:
             self.counter._count_flops(func._overloadpacket, out, args, kwargs)
         return out
 
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _empty_result(self, func: Any, args: Any, kwargs: Any) -> Any:
         shapes = key_of((*args, *kwargs.items())) if _makes_tensors(func) else None
         if shapes is None:
             return func(*args, **kwargs)
@@ -56,7 +56,7 @@ class ShapeCache(TorchDispatchMode):
         if _is_new(out, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[key] = _description(out)
+            self.known[key] = _result_description(out)
         return out
 
 
@@ -68,7 +68,7 @@ def _is_composed(func: Any) -> bool:
 
 @cache
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operation only creates tensors, whose shapes follow from its inputs' shapes.
+    """Whether an operation only creates tensors whose shapes follow from the shapes of its inputs.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -82,7 +82,7 @@ def _makes_tensors(func: Any) -> bool:
 
 
 def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on meta, and none is an input or a view of an input.
+    """Whether all results are on the meta device, and none is an input or a view of an input.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
@@ -93,11 +93,11 @@ def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
     )
 
 
-def _description(result: Any) -> Any:
+def _result_description(result: Any) -> Any:
     """Returns the arguments of `torch.empty_strided` for each tensor of a result."""
     if isinstance(result, torch.Tensor):
         return result.shape, result.stride(), result.dtype
-    return [None if tensor is None else _description(tensor) for tensor in result]
+    return [None if tensor is None else _result_description(tensor) for tensor in result]
 
 
 def _new_tensors(description: Any) -> Any:

@@ -49,7 +49,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
         results |= {
             "cuda": torch.version.cuda,
             "driver": driver(),
-            "weights_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+            "weights_bytes": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()),
             "allocated_bytes": torch.cuda.memory_allocated(device),
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "device_bytes": torch.cuda.get_device_properties(device).total_memory,
@@ -70,7 +70,7 @@ def _device_name(device: Any) -> str:
 
 
 def driver() -> str | None:
-    """Returns the NVIDIA driver's version by nvidia-smi; None without nvidia-smi."""
+    """Returns the NVIDIA driver's version, read from nvidia-smi; None without nvidia-smi."""
     import subprocess
 
     try:

@@ -71,54 +71,54 @@ class StorageTracker(TorchDispatchMode):
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, byte_count = storage._cdata, storage.nbytes()
         if key in self.tracked:
             return
         self.tracked.add(key)
-        weakref.finalize(storage, self._release, key, size)
-        self.now += size
+        weakref.finalize(storage, self._release, key, byte_count)
+        self.now += byte_count
         self.peak = max(self.peak, self.now)
         if self.log is not None:
-            self.log.append(f"+{size:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
+            self.log.append(f"+{byte_count:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
 
-    def _release(self, key: int, size: int) -> None:
+    def _release(self, key: int, byte_count: int) -> None:
         self.tracked.discard(key)
-        self.now -= size
+        self.now -= byte_count
         if self.log is not None:
-            self.log.append(f"-{size:>12,} {self.now:>12,}")
+            self.log.append(f"-{byte_count:>12,} {self.now:>12,}")
 
 
 def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
-    """Returns the bytes of all storages that the graph of `out` saves. outside: storages that do not count."""
-    sizes: dict[int, int] = {}
+    """Returns the bytes of storages that the autograd graph of `out` saves. outside: storages that do not count."""
+    bytes_by_storage: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
         is_python_number = (
             tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
         )  # of Python, on the host everywhere
         if tensor.device.type == device and storage._cdata not in outside and not is_python_number:
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
+            bytes_by_storage[storage._cdata] = storage.nbytes()
+    return sum(bytes_by_storage.values())
 
 
 _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _saved_by(kind: Any) -> list[str]:
+def _tensors_saved_by(kind: Any) -> list[str]:
     if kind not in _SAVED:
         _SAVED[kind] = [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
     return _SAVED[kind]
 
 
 def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
-    """Returns every tensor that a node of the graph of `out` saves for the backward pass."""
+    """Returns every tensor that the autograd graph of `out` saves for the backward pass."""
     tensors: list[torch.Tensor] = []
     pending_nodes: list[Any] = [out.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         node = pending_nodes.pop()
-        saved_values = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
+        saved_values = tree_leaves([getattr(node, name) for name in _tensors_saved_by(type(node))])
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in node.next_functions:
             if next_node is not None and next_node not in visited_nodes:
@@ -135,7 +135,7 @@ def measure_passes(
     saves: bool = True,
     follows: type[StorageTracker] = StorageTracker,
 ) -> PassMeasurement:
-    """Measures a forward pass and the backward pass of its result. outside: weights and inputs.
+    """Measures the bytes of a forward pass and its backward pass. outside: storages of weights and inputs.
 
     saves: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
     follows: class of the dispatch mode.

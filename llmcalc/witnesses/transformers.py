@@ -1,4 +1,4 @@
-"""The class of `transformers` as a witness, built from a config on meta and run with eager attention.
+"""Checks counts against the `transformers` class, built from a config on the meta device, with eager attention.
 
 The comparison covers the whole model's parameters, FLOPs and cache at two lengths, and parameters and FLOPs of every
 layer and of the modules that `modules` finds. Where a class deviates from its architecture, the record of its family
@@ -65,7 +65,7 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares a spec with the class for `config`: the class in its `architectures`, else the model type's class."""
+    """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
     start = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
@@ -86,8 +86,9 @@ def verify_config(
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
-    """Returns the class that `architectures` names, on meta, or with values if its forward pass needs them. Never runs
-    code from a hub.
+    """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
+
+    It never runs code from a hub.
 
     Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
     """
@@ -117,10 +118,10 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     _without_warnings(model)
     if not to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
-    size = 2 * sum(p.numel() for p in model.parameters())
-    if size > LARGEST_REAL:
+    byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
+    if byte_count > LARGEST_REAL:
         raise InputError(
-            f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
+            f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"
         )
     materialized_model: nn.Module = model_class(config_object).to(dtype).eval().requires_grad_(False)
@@ -130,13 +131,13 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
-    """Returns the settings with which the classes of a config's model type run without values."""
+    """Returns the settings with which the classes of a model type run on the meta device, without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
 
 def _without_warnings(model: nn.Module) -> None:
-    """Disables a padding warning that reads the ids, which have no values on meta."""
+    """Disables a padding warning that reads token ids, which have no values on the meta device."""
     warning = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
         if hasattr(module, warning):
@@ -186,13 +187,13 @@ def _checks(
         modules: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
-        """Yields a check for every node that was found in the class, except where both sides are 0."""
+        """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
         return nonzero(
             compare_modules(
                 tree,
                 quantity,
-                lambda place: place.cost_per_repeat(cost) + additions(place.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
                 modules,
                 measured,
                 witness,
@@ -234,13 +235,15 @@ def _checks(
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
-    """Returns name → number of elements of the parameters that a family's record declares as not counted."""
+    """Returns the sizes by name of the parameters that a family's record declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    places = [re.escape(place).replace(r"\*", r"\d+") for place in family.uncounted_modules.split(" + ")]
-    pattern = re.compile(rf"({'|'.join(places)})\.")
-    return {name: p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}.")}
+    node_positions = [
+        re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
+    ]
+    pattern = re.compile(rf"({'|'.join(node_positions)})\.")
+    return {name: parameter.numel() for name, parameter in model.named_parameters() if pattern.match(f"{name}.")}
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -252,7 +255,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     return places(spec.tree(), paths, spec.kind, base, names, outer_names)
 
 
-def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
+def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     """Returns token ids on the model's device; on a CPU real values, with the end-of-sequence token only at the end."""
     import torch
 
@@ -271,7 +274,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
     import torch
 
-    ids, name = with_channels(model, _tokens(model, batch, seq)), type(model).__name__
+    ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem
@@ -284,14 +287,14 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with further tokens at each position where the class reads them."""
+    """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
     config: Any = model.config
     channels = quirks_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
-    """Returns the cache that an empty prompt leaves, with keys and values [batch, heads, 0, size] in every layer."""
+    """Returns the cache after an empty prompt, with keys and values [batch, heads, 0, size] in every layer."""
     import torch
     from transformers import DynamicCache
 
@@ -312,7 +315,7 @@ def denoises(model: nn.Module) -> bool:
 
 
 def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the arguments that a class requires beside token ids, such as features of no image."""
+    """Returns zeros for the arguments that a class requires in addition to token ids, such as features of no image."""
     import torch
 
     config: Any = model.config
@@ -410,7 +413,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 def cache_bytes(cache: Any) -> int:
     """Returns the bytes of all tensors in a transformers cache, however nested; a tensor counts once."""
-    return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()
+    )
 
 
 def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:

@@ -51,7 +51,7 @@ def use_kernels(
 
 
 def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """Runs flash attention, on meta and on GPUs; torch has another kernel for CPUs."""
+    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
@@ -61,7 +61,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
 
 
 def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """Runs scaled_dot_product_attention: torch's own on the CPU, a compute capability's kernel on meta.
+    """Runs scaled_dot_product_attention: torch's own on a CPU, a compute capability's kernel on the meta device.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
     falls back to its math.
@@ -95,7 +95,7 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
 
 
 def is_core(name: str) -> bool:
-    """Whether a module of that path computes attention: scores, softmax and weighted sums of values."""
+    """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
     *_, parent_name, own_name = ("", *name.split("."))
     return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
@@ -154,7 +154,7 @@ def fuse_norms(module: nn.Module) -> None:
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs a layer norm, on meta and on GPUs; on a CPU the statistics would be in bfloat16."""
+    """Runs torch's layer norm kernel with float32 statistics, as on GPUs; a CPU's kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
@@ -195,20 +195,20 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
         tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        size = 1 << (-(-tokens // chunks) - 1).bit_length()
+        chunk_tokens = 1 << (-(-tokens // chunks) - 1).bit_length()
         of_x = torch.zeros_like(x)
         of_weight = torch.zeros_like(weight) if weight.requires_grad else None
         of_bias = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
-        for start in range(0, tokens, size):
-            chunk_input = x[start : start + size]
+        for start in range(0, tokens, chunk_tokens):
+            chunk_input = x[start : start + chunk_tokens]
             logits = chunk_input @ weight.t()
             if bias is not None:
                 logits = logits + bias
             gradient = logits  # the kernel has written it there
-            of_x[start : start + size] = gradient @ weight
+            of_x[start : start + chunk_tokens] = gradient @ weight
             if of_weight is not None:
                 transposed_gradient = gradient.t()
                 of_weight += torch.mm(transposed_gradient, chunk_input).float()
@@ -238,17 +238,17 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
     elif choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
-        loss = _loss(choices, out, labels)
+        loss = _loss_of_logits(choices, out, labels)
     for logits in logits_ahead:
-        loss = loss + _loss(choices, logits, labels)
+        loss = loss + _loss_of_logits(choices, logits, labels)
     return loss
 
 
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
-    size, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
-    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(size, dim=1)]
-    labels = [chunk.reshape(-1) for chunk in ids.split(size, dim=1)]
+    chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
+    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(chunk_tokens, dim=1)]
+    labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
     total = None
     for logits, targets in zip(chunks, labels, strict=True):
@@ -257,7 +257,7 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     return total
 
 
-def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
+def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
@@ -283,7 +283,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of selected operations; of `alternate` every other result."""
+    """Returns checkpoint contexts that save the results of selected operations, half of those of `alternate`."""
     operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
 
     def contexts() -> Any:
@@ -351,7 +351,7 @@ def _path_in_layer(name: str) -> str:
 
 
 class Dropout(nn.Module):
-    """Dropout as on a GPU: one kernel with a mask of bytes. On meta torch would multiply by noise."""
+    """Dropout as on a GPU: one kernel with a mask of bytes. On the meta device torch would multiply by noise."""
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]

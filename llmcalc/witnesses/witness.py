@@ -25,19 +25,19 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """Returns the model type whose `transformers` class computes this model type.
+    """Returns the model type whose `transformers` class computes models of this model type.
 
     It is the model type itself, or for a family without a class its `like`.
     """
-    kind = usual_name(model_type)
-    similar_family = family_of(kind).like if kind in model_types() else None
-    return similar_family or kind
+    usual_type = usual_name(model_type)
+    similar_family = family_of(usual_type).like if usual_type in model_types() else None
+    return similar_family or usual_type
 
 
 def family_of_class(model_type: str) -> Family | None:
     """Returns the family whose class computes this model type; None if the family is not supported."""
-    kind = witness_of(model_type)
-    return family_of(kind) if kind in model_types() else None
+    class_type = witness_of(model_type)
+    return family_of(class_type) if class_type in model_types() else None
 
 
 def require_library_class(config: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns lower-case name → names in `transformers`."""
+    """Returns the names in `transformers` by their lower-case form."""
     import transformers
 
     names: dict[str, list[str]] = {}
@@ -88,8 +88,8 @@ def class_of(config: Mapping[str, Any]) -> str:
         if architecture
         else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
     )
-    for kind in class_lists:
-        class_name = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
+    for model_type in class_lists:
+        class_name = getattr(auto, f"MODEL_FOR_{model_type}_MAPPING_NAMES").get(witness_of(config["model_type"]))
         if isinstance(class_name, str):
             return class_name
     raise InputError(
@@ -103,9 +103,9 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    architecture, kind = architecture_of(config), witness_of(config["model_type"])
-    if architecture.lower() not in _names_by_lower_case() and kind in CONFIG_MAPPING:
-        name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
+    architecture, class_type = architecture_of(config), witness_of(config["model_type"])
+    if architecture.lower() not in _names_by_lower_case() and class_type in CONFIG_MAPPING:
+        name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
         module_attributes = vars(import_module(name)) if name.startswith("transformers.models.") else {}
         unlisted_class = module_attributes.get(architecture)
         if isinstance(unlisted_class, type) and issubclass(unlisted_class, transformers.PreTrainedModel):

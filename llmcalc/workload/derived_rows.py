@@ -14,10 +14,10 @@ class Patches(Rows):
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
-        if not isinstance(w, EncoderPass):
+    def new(self, workload: Workload) -> Number:
+        if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
-        return times(w.rows, w.columns)
+        return times(workload.rows, workload.columns)
 
 
 class Images(Rows):
@@ -25,7 +25,7 @@ class Images(Rows):
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
+    def new(self, workload: Workload) -> Number:
         return 1
 
 
@@ -40,8 +40,8 @@ class Distances(Rows):
     batched: bool = False
     of: Rows = TOKENS
 
-    def new(self, w: Workload) -> Number:
-        return self.of.available(w)
+    def new(self, workload: Workload) -> Number:
+        return self.of.available(workload)
 
 
 @frozen(slots=True)
@@ -59,13 +59,13 @@ class Table(Rows):
     by_tokens: bool = False
     of: Rows = TOKENS
 
-    def new(self, w: Workload) -> Number:
-        return minimum(2 * self.of.new(w), self.length) if self.by_tokens else self.length
+    def new(self, workload: Workload) -> Number:
+        return minimum(2 * self.of.new(workload), self.length) if self.by_tokens else self.length
 
 
 @frozen(slots=True)
 class BeforeStrides(Rows):
-    """The rows from which unpadded convolutions compute `of`: `by` rows for each row of `of`, and `more`.
+    """The input rows of unpadded convolutions with the output rows `of`: `by` rows for each of them, and `more` rows.
 
     of: the rows that they compute.
     """
@@ -75,8 +75,8 @@ class BeforeStrides(Rows):
     by: Number = 1
     more: Number = 0
 
-    def new(self, w: Workload) -> Number:
-        computed_rows = self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        computed_rows = self.of.new(workload)
         return 0 if is_zero(computed_rows) else add(times(computed_rows, self.by), self.more)
 
 
@@ -88,8 +88,8 @@ class Multiple(Rows):
     of: Rows = TOKENS
     by: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return times(self.of.new(w), self.by)
+    def new(self, workload: Workload) -> Number:
+        return times(self.of.new(workload), self.by)
 
 
 @frozen(slots=True)
@@ -100,11 +100,11 @@ class Joined(Rows):
     first: Rows = TOKENS
     second: Rows = SOURCE
 
-    def new(self, w: Workload) -> Number:
-        return self.first.new(w) + self.second.new(w)
+    def new(self, workload: Workload) -> Number:
+        return self.first.new(workload) + self.second.new(workload)
 
-    def available(self, w: Workload) -> Number:
-        return self.first.available(w) + self.second.available(w)
+    def available(self, workload: Workload) -> Number:
+        return self.first.available(workload) + self.second.available(workload)
 
 
 @frozen(slots=True)
@@ -116,34 +116,34 @@ class Padded(Rows):
     block: Number = 1
     more: Number = 0
 
-    def new(self, w: Workload) -> Number:
-        rows = self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        rows = self.of.new(workload)
         return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
 
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The states of a recurrence, one before each row of `of`; the first state is zeros."""
+    """The states of a recurrence, one before each row (token) of `of`; the first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload)
 
-    def constant(self, w: Workload) -> Number:
+    def constant(self, workload: Workload) -> Number:
         return 1
 
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` that this pass computes, such as keys that no later pass reads."""
+    """The rows of `of` that this pass computes, without rows of earlier passes, such as keys that are not cached."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload)
 
 
 @frozen(slots=True)
@@ -154,11 +154,11 @@ class Blocks(Rows):
     of: Rows = TOKENS
     block: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return floor_div(self.of.available(w), self.block) - self.past(w)
+    def new(self, workload: Workload) -> Number:
+        return floor_div(self.of.available(workload), self.block) - self.past(workload)
 
-    def past(self, w: Workload) -> Number:
-        return floor_div(self.of.past(w), self.block)
+    def past(self, workload: Workload) -> Number:
+        return floor_div(self.of.past(workload), self.block)
 
 
 @frozen(slots=True)
@@ -169,8 +169,8 @@ class WithSums(Rows):
     of: Rows = TOKENS
     block: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w) + floor_div(self.of.new(w), self.block)
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload) + floor_div(self.of.new(workload), self.block)
 
 
 @frozen(slots=True)
@@ -180,29 +180,29 @@ class WithStart(Rows):
     name: str = "with_start"
     of: Rows = TOKENS
 
-    def new(self, w: Workload) -> Number:
-        return add(self.of.new(w), self.constant(w))
+    def new(self, workload: Workload) -> Number:
+        return add(self.of.new(workload), self.constant(workload))
 
-    def constant(self, w: Workload) -> Number:
-        return 0 if w.phase == "decode" or not is_zero(self.of.past(w)) else 1
+    def constant(self, workload: Workload) -> Number:
+        return 0 if workload.phase == "decode" or not is_zero(self.of.past(workload)) else 1
 
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` rows, which the pass from the first token computes and later passes read."""
+    """The rows of `of` after `more` prompt rows, which the first pass computes and later passes read from the cache."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS
     more: Number = 1
 
-    def _is_first_pass(self, w: Workload) -> bool:
-        return w.phase != "decode" and bool(is_zero(self.of.past(w)))
+    def _is_first_pass(self, workload: Workload) -> bool:
+        return workload.phase != "decode" and bool(is_zero(self.of.past(workload)))
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w) + self.more if self._is_first_pass(w) else self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload) + self.more if self._is_first_pass(workload) else self.of.new(workload)
 
-    def past(self, w: Workload) -> Number:
-        return 0 if self._is_first_pass(w) else self.of.past(w) + self.more
+    def past(self, workload: Workload) -> Number:
+        return 0 if self._is_first_pass(workload) else self.of.past(workload) + self.more
 
 
 @frozen(slots=True)
@@ -214,8 +214,8 @@ class Strided(Rows):
     kernel: Number = 1
     stride: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        padded_rows = self.of.new(w) + 2 * floor_div(self.kernel, 2)
+    def new(self, workload: Workload) -> Number:
+        padded_rows = self.of.new(workload) + 2 * floor_div(self.kernel, 2)
         return floor_div(padded_rows - self.kernel, self.stride) + 1
 
 
@@ -228,8 +228,8 @@ class Merged(Rows):
     side: Number = 1
     frames: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return exact_div(self.of.new(w), self.side * self.side * self.frames)
+    def new(self, workload: Workload) -> Number:
+        return exact_div(self.of.new(workload), self.side * self.side * self.frames)
 
 
 @frozen(slots=True)
@@ -240,8 +240,8 @@ class WithMore(Rows):
     of: Rows = PATCHES
     more: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w) + self.more
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload) + self.more
 
 
 @frozen(slots=True)
@@ -252,8 +252,8 @@ class QueryKeyPairs(Rows):
     batched: bool = False
     of: Rows = PATCHES
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w) * self.of.available(w)
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload) * self.of.available(workload)
 
 
 @frozen(slots=True)
@@ -269,8 +269,8 @@ class Halved(Rows):
     separate_cls: bool = True
     truncate_seq: bool = True
 
-    def new(self, w: Workload) -> Number:
-        rows = self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        rows = self.of.new(workload)
         paired_rows = rows if self.truncate_seq or not self.separate_cls else rows + 1
         return maximum(ceil_div(paired_rows, 2), minimum(rows, 2 if self.separate_cls else 1))
 
@@ -289,7 +289,7 @@ class RelativeDistances(Rows):
     queries: Rows = TOKENS
     keys: Rows | None = None
 
-    def new(self, w: Workload) -> Number:
-        queries = self.queries.new(w)
-        keys = queries if self.keys is None else self.keys.new(w)
+    def new(self, workload: Workload) -> Number:
+        queries = self.queries.new(workload)
+        keys = queries if self.keys is None else self.keys.new(workload)
         return add(2 * queries, times(keys, minimum(keys - queries, 1)))

@@ -21,18 +21,18 @@ kernel for all operations; `loop`, tensor after tensor.
 Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 
-def _reads_a_cache(w: Workload) -> bool:
-    return w.phase == "decode" or not is_zero(w.context)
+def _reads_a_cache(workload: Workload) -> bool:
+    return workload.phase == "decode" or not is_zero(workload.context)
 
 
-def _decodes(w: Workload) -> bool:
-    return w.phase == "decode"
+def _is_decoding(workload: Workload) -> bool:
+    return workload.phase == "decode"
 
 
 FORMS: Mapping[str, Callable[[Workload], bool]] = {
-    "absorbed": _decodes,
+    "absorbed": _is_decoding,
     "by_token": _reads_a_cache,
-    "step": _decodes,
+    "step": _is_decoding,
 }
 """Alternative forms of a step: name → whether it runs in a workload by default.
 
@@ -59,15 +59,15 @@ class Execution:
     recompute: Recompute = NONE
     mla: LatentForm = "auto"
 
-    def form(self, forms: Iterable[str], w: Workload) -> str:
-        """Returns the form of a step that runs; the first form in `forms` is the default."""
+    def form(self, forms: Iterable[str], workload: Workload) -> str:
+        """Returns the form in which a step runs, one of `forms`; the first is the default."""
         default_form, *other_forms = forms
-        return next((name for name in other_forms if self._runs(name, w)), default_form)
+        return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
 
-    def _runs(self, form: str, w: Workload) -> bool:
+    def _runs_form(self, form: str, workload: Workload) -> bool:
         if form == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
-        return FORMS[form](w)
+        return FORMS[form](workload)
 
 
 EAGER = Execution()

@@ -1,4 +1,4 @@
-"""Settings of inference that counts and memory share: users, and cache formats."""
+"""Inference settings that both counts and memory use: users, and cache formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ USERS = Declared(
 
 
 def batch_of(batch: int | None, users: int | None, phase: str) -> int | None:
-    """Returns the number of sequences; None if none is set. Raises `InputError` for both, and for users in training.
+    """Returns the number of sequences from `batch` or `users`; None if neither is set.
+
+    Raises `InputError` if both are set, and for users in training.
 
     users: the users who are served at once, each with one sequence.
     """

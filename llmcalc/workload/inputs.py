@@ -19,7 +19,7 @@ LONGEST_AUDIO = 10**6
 
 
 def check_image_size(option_name: str, value: str) -> str:
-    """Returns an image's size unchanged. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
+    """Validates an image size and returns it. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
     size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
     if size_match is None or not all(1 <= int(side) <= LARGEST_SIDE for side in size_match.groups()):
         raise InputError(
@@ -31,7 +31,7 @@ def check_image_size(option_name: str, value: str) -> str:
 
 
 def check_seconds(option_name: str, value: float) -> float:
-    """Returns a length of audio. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
+    """Validates a length of audio in seconds. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
     if not 0 < value <= LONGEST_AUDIO:
         raise InputError(f"{option_name} {value:g}: not a length of audio in seconds; expected one such as 30")
     return value

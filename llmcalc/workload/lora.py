@@ -28,7 +28,7 @@ BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
 
 
 def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
-    """Returns the bytes of a quantized matrix with its scales. rows: size of its output. columns: size of its input."""
+    """Returns the bytes of a quantized matrix with its scales. rows: its output size. columns: its input size."""
     if base == "int8":
         return rows * columns + 4 * rows  # a scale in fp32 per row
     return nf4_bytes(rows * columns, base == "nf4-dq")

@@ -21,33 +21,33 @@ class Rows:
     name: str
     batched: bool = True
 
-    def new(self, w: Workload) -> Number:
-        """Returns the number of rows per sequence that this pass computes."""
+    def new(self, workload: Workload) -> Number:
+        """Returns the number of rows (tokens) per sequence that this pass computes."""
         raise TypeError(f"{self.name}: how many there are is not known")
 
-    def past(self, w: Workload) -> Number:
-        """Returns the number of rows per sequence from earlier passes that this pass can read."""
+    def past(self, workload: Workload) -> Number:
+        """Returns the number of rows (tokens) per sequence from earlier passes that this pass can read."""
         return 0
 
-    def available(self, w: Workload) -> Number:
-        """Returns the number of rows per sequence after this pass: of this pass and of earlier passes."""
-        return add(self.past(w), self.new(w))
+    def available(self, workload: Workload) -> Number:
+        """Returns the number of rows (tokens) per sequence after this pass: of this pass and of earlier passes."""
+        return add(self.past(workload), self.new(workload))
 
-    def constant(self, w: Workload) -> Number:
+    def constant(self, workload: Workload) -> Number:
         """Returns the number of new rows that depend on no parameter, so that no gradient flows through them."""
         return 0
 
 
 class Tokens(Rows):
-    """The tokens of the model's own sequence."""
+    """The tokens of the decoder's sequence (or of the only sequence), as opposed to the encoder's source tokens."""
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
-        return w.seq
+    def new(self, workload: Workload) -> Number:
+        return workload.seq
 
-    def past(self, w: Workload) -> Number:
-        return w.context
+    def past(self, workload: Workload) -> Number:
+        return workload.context
 
 
 TOKENS = Tokens("tokens")
@@ -58,11 +58,11 @@ class Source(Rows):
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
-        return 0 if w.phase == "decode" else w.source
+    def new(self, workload: Workload) -> Number:
+        return 0 if workload.phase == "decode" else workload.source
 
-    def available(self, w: Workload) -> Number:
-        return w.source
+    def available(self, workload: Workload) -> Number:
+        return workload.source
 
 
 @frozen(slots=True)
@@ -77,10 +77,10 @@ class Fixed(Rows):
     length: Number = 1
     source: bool = True
 
-    def new(self, w: Workload) -> Number:
-        return 0 if self.source and w.phase == "decode" else self.length
+    def new(self, workload: Workload) -> Number:
+        return 0 if self.source and workload.phase == "decode" else self.length
 
-    def available(self, w: Workload) -> Number:
+    def available(self, workload: Workload) -> Number:
         return self.length
 
 
@@ -89,29 +89,29 @@ class Logits(Rows):
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
-        return 1 if w.phase == "prefill" else w.seq
+    def new(self, workload: Workload) -> Number:
+        return 1 if workload.phase == "prefill" else workload.seq
 
 
 class Sequences(Rows):
-    """One vector per sequence, such as the input of a pooler."""
+    """A single vector per sequence, such as the input of a pooler."""
 
     __slots__ = ()
 
-    def new(self, w: Workload) -> Number:
+    def new(self, workload: Workload) -> Number:
         return 1
 
 
 @frozen(slots=True)
 class Routed(Rows):
-    """One row per token and selected expert. Ops on these rows multiply by `top_k` themselves."""
+    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves."""
 
     name: str = "routed"
     of: Rows = TOKENS
     top_k: Number = 1
 
-    def new(self, w: Workload) -> Number:
-        return self.of.new(w) * self.top_k
+    def new(self, workload: Workload) -> Number:
+        return self.of.new(workload) * self.top_k
 
 
 SOURCE, LOGITS, SEQUENCES = Source("source"), Logits("logits"), Sequences("sequences")

@@ -1,4 +1,4 @@
-"""The run for which ops are counted: workload, conventions and kernels, and the numbers of rows that follow."""
+"""The settings under which operations are counted: workload, counting conventions, kernels and numbers of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .workload import Phase, Workload
 
 @frozen(slots=True)
 class RunConfig:
-    """The run for which ops are counted, with the number of rows that a step processes.
+    """The settings under which operations are counted, and the number of rows (tokens) that an operation processes.
 
     workload: what is run.
     counting: the counting conventions.
@@ -45,15 +45,15 @@ class RunConfig:
         return self.execution.attention
 
     def new(self, rows: Rows) -> Number:
-        """Returns the number of rows per sequence that this pass computes."""
+        """Returns the number of rows (tokens) per sequence that this pass computes."""
         return rows.new(self.workload)
 
     def past(self, rows: Rows) -> Number:
-        """Returns the number of rows per sequence from earlier passes."""
+        """Returns the number of rows (tokens) per sequence from earlier passes."""
         return rows.past(self.workload)
 
     def available(self, rows: Rows) -> Number:
-        """Returns the number of rows per sequence after this pass."""
+        """Returns the number of rows (tokens) per sequence after this pass."""
         return rows.available(self.workload)
 
     def rows(self, rows: Rows) -> Number:
@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new(self.workload), self.batch if rows.batched else 1)
 
     def constant(self, rows: Rows) -> Number:
-        """Returns how many of `rows(rows)` depend on no parameter."""
+        """Returns the number of computed rows that depend on no parameter, so that no gradient flows through them."""
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
@@ -69,13 +69,13 @@ class RunConfig:
         return self.phase == "decode" or not is_zero(self.past(rows))
 
     def rank_share(self, flops: Number) -> Number:
-        """Returns the FLOPs that a rank of a sequence-sharing group computes on average, rounded down."""
+        """Returns the average FLOPs of a rank in a group that divides sequences, rounded down."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:
-        """Returns the same run with some fields of its workload changed."""
+        """Returns a copy with some fields of its workload changed."""
         return replace(self, workload=self.workload.with_(**changes))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
-        """Returns the same run with another counting convention for query-key pairs."""
+        """Returns a copy with another counting convention for query-key pairs."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

@@ -124,7 +124,7 @@ def option(name: str) -> str:
 
 
 def length_of(option_name: str, value: Any) -> Any:
-    """Returns a number of sequences or tokens, also from text such as `32k`. option_name: the name in errors."""
+    """Parses a number of sequences or tokens, such as 4096 or `32k`. option_name: the option's name in errors."""
     if not isinstance(value, str):
         return value
     from ..units import parse_length
@@ -136,7 +136,7 @@ def length_of(option_name: str, value: Any) -> Any:
 
 
 def number_of(option_name: str, value: Any) -> float:
-    """Returns a number, also from text. option_name: the name in errors. Raises `InputError` for other values."""
+    """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
         number = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
@@ -192,7 +192,7 @@ def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, An
 
 
 def training_option(settings: Any) -> str:
-    """Returns the first option whose value only training supports; empty if none. settings: of a run or a layout."""
+    """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
     of_training = (
         entry.option
         for name, entry in declared(type(settings)).items()

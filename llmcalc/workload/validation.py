@@ -12,7 +12,7 @@ LARGEST = 2**40
 
 
 def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Returns the value if it is an integer from `least` to `most`. Raises `InputError` for other values.
+    """Validates an integer from `least` to `most` and returns it. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
     """
@@ -26,12 +26,12 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """Returns None for None, or what `whole` returns."""
+    """Validates an integer as `whole` does; None stays None."""
     return None if value is None else whole(option, value, least, most)
 
 
 def text(option: str, value: Any, example: str) -> str:
-    """Returns the value if it is text. Raises `InputError`, with the option and an example, for other values."""
+    """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
     if not isinstance(value, str):
         raise InputError(f"{option}: {shown(value)} is not text; expected a name such as {example!r}")
     return value
@@ -42,7 +42,7 @@ SPELLED = {"train": "training"}
 
 
 def one_of(option: str, value: Any, words: Any) -> Any:
-    """Returns the word of a `Literal` that the value equals, or of which it is another spelling.
+    """Returns the word of a `Literal` type that a value equals or is another spelling of.
 
     Raises `InputError`, naming the option, for any other value.
     """

@@ -11,7 +11,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class WithPast(Rows):
-    """New rows, plus rows of earlier passes that are recomputed.
+    """The rows of a pass: its new tokens, plus tokens of earlier passes that it recomputes.
 
     window: only rows within a window of that many tokens are recomputed; None for all.
     selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
@@ -26,13 +26,13 @@ class WithPast(Rows):
     selected: Number = None
     pool: Number = None
 
-    def new(self, w: Workload) -> Number:
-        past = self.of.past(w)
-        if self.pool is not None and w.phase == "decode":
-            rows = past + self.of.new(w)
+    def new(self, workload: Workload) -> Number:
+        past = self.of.past(workload)
+        if self.pool is not None and workload.phase == "decode":
+            rows = past + self.of.new(workload)
             pooled_rows = floor_div(rows, self.pool) * self.pool
             return minimum(pooled_rows, self.selected) + rows - pooled_rows
-        limit = self.selected if self.selected is not None and w.phase == "decode" else self.window
+        limit = self.selected if self.selected is not None and workload.phase == "decode" else self.window
         if limit is not None and not is_zero(past):
             past = minimum(past, limit - 1)
-        return self.of.new(w) + past
+        return self.of.new(workload) + past

@@ -7,6 +7,6 @@ from .files import Picture, write
 
 
 @takes_target
-def command(targets: Targets, output: Picture, *, reading: Reading) -> None:
+def command(targets: Targets, output: Picture, *, target_options: Reading) -> None:
     """The FLOPs of one more token against the context before it."""
-    write(flops_picture([reading.load(target) for target in targets]), output)
+    write(flops_picture([target_options.load(target) for target in targets]), output)

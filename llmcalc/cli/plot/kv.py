@@ -7,6 +7,6 @@ from .files import Picture, write
 
 
 @takes_target
-def command(targets: Targets, output: Picture, kv_dtype: CacheDtype = "bf16", *, reading: Reading) -> None:
+def command(targets: Targets, output: Picture, kv_dtype: CacheDtype = "bf16", *, target_options: Reading) -> None:
     """The KV cache of one sequence against its tokens."""
-    write(kv_picture([reading.load(target) for target in targets], kv_dtype), output)
+    write(kv_picture([target_options.load(target) for target in targets], kv_dtype), output)

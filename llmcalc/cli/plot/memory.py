@@ -36,12 +36,12 @@ def command(
     ] = None,
     cublas_workspace: CublasWorkspace = None,
     *,
-    reading: Reading,
+    target_options: Reading,
 ) -> None:
     """What fills the memory of one device, phase by phase."""
     include = included(with_mtp, with_towers)
     question = RunQuestion(
-        preset=reading.load(target, include),
+        preset=target_options.load(target, include),
         settings=settings,
         include=include,
         accelerators=tuple(find_all(hardware or ())),

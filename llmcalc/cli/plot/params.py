@@ -14,8 +14,8 @@ def command(
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     *,
-    reading: Reading,
+    target_options: Reading,
 ) -> None:
     """Where the parameters are: a bar for each model, by component."""
     include = included(with_mtp, with_towers)
-    write(params_picture([reading.load(target, include) for target in targets], include), output)
+    write(params_picture([target_options.load(target, include) for target in targets], include), output)

@@ -8,13 +8,13 @@ from .files import Picture, write
 
 
 @takes_timed_run
-def command(output: Picture, run: TimedRun) -> None:
+def command(output: Picture, timed_run: TimedRun) -> None:
     """The products of a prompt and of a token under the roof of an accelerator.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
-    question = run.question()
+    question = timed_run.question()
     phases = roofline_phases(question.preset.model.kind, question.settings.phase)
     picture = roofline_picture(
-        lambda phase: run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
+        lambda phase: timed_run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
     )
     write(picture, output)

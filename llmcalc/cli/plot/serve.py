@@ -14,9 +14,9 @@ def command(
     output_file: PictureFile,
     values: ServerValues,
     *,
-    reading: Reading,
+    target_options: Reading,
 ) -> None:
     """Servers under load: the Pareto front of TPOT and tokens/s, and TPOT by the users, with its range.
     The options of a server are those of llmcalc serve; --output is the tokens of an answer.
     """
-    write(serve_picture(lambda: serve_answer(target, values, reading)), output_file, "--output-file")
+    write(serve_picture(lambda: serve_answer(target, values, target_options)), output_file, "--output-file")

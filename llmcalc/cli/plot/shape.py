@@ -21,5 +21,5 @@ def command(
     offline: OfflineOption = False,
 ) -> None:
     """Shapes with as many parameters, deep to wide."""
-    reading = Reading(overrides, None, allow_unknown)
-    write(shape_picture([reading.load(target) for target in targets], rows, seq, kv_dtype), output)
+    target_options = Reading(overrides, None, allow_unknown)
+    write(shape_picture([target_options.load(target) for target in targets], rows, seq, kv_dtype), output)

@@ -12,7 +12,7 @@ from .files import Picture, write
 @takes_timed_run
 def command(
     output: Picture,
-    run: TimedRun,
+    timed_run: TimedRun,
     by_node: Annotated[
         int, typer.Option(metavar="DEPTH", help="Levels of the model's nodes that are drawn.", min=1, max=8)
     ] = 3,
@@ -20,5 +20,5 @@ def command(
     """Where the time of a step, a prompt or a token goes, and what bounds it.
     The options of a run are those of llmcalc time.
     """
-    question = run.question()
-    write(time_picture(lambda: run.ask(question), by_node), output)
+    question = timed_run.question()
+    write(time_picture(lambda: timed_run.ask(question), by_node), output)

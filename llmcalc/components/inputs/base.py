@@ -61,7 +61,7 @@ class AudioRule(Part):
 
 
 def too_flat(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose sides differ by more than the allowed ratio."""
+    """Returns the error for an image whose aspect ratio exceeds the allowed one."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )

@@ -1,4 +1,4 @@
-"""Images are padded to the grid of square tiles with the least change of scale, and read once more as a whole.
+"""Images are padded to the grid of square tiles that changes their scale least, and read once more as a whole.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -45,11 +45,16 @@ class Canvas(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         tiles_down, tiles_across = self._tile_grid(height, width)
-        side, tiles = self.size // patch_size, tiles_down * tiles_across
+        patches_per_side, tiles = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
         if tiles == 1:
-            return Encoded(1, side, side, image_tokens)
-        return Encoded(tiles + 1, side, side, tiles * self.tokens + tiles_down * tiles_across + image_tokens)
+            return Encoded(1, patches_per_side, patches_per_side, image_tokens)
+        return Encoded(
+            tiles + 1,
+            patches_per_side,
+            patches_per_side,
+            tiles * self.tokens + tiles_down * tiles_across + image_tokens,
+        )
 
 
 def _to_single_precision(value: float) -> float:

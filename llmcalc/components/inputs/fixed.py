@@ -28,5 +28,5 @@ class FixedSize(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        side = self.size // patch_size
-        return Encoded(1, side, side, self.tokens + self.marks)
+        patches_per_side = self.size // patch_size
+        return Encoded(1, patches_per_side, patches_per_side, self.tokens + self.marks)

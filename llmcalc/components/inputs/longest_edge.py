@@ -29,5 +29,5 @@ class LongestEdge(ImageRule):
         if ratio > 1:
             height, width = floor(height / ratio), floor(width / ratio)
         factor = self.merge * patch_size
-        rows, columns = ((side - 1) // factor + 1 for side in (height, width))
+        rows, columns = ((pixel_length - 1) // factor + 1 for pixel_length in (height, width))
         return Encoded(1, rows * self.merge, columns * self.merge, rows * (columns + 1))

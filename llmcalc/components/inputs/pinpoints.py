@@ -45,17 +45,22 @@ class Pinpoints(ImageRule):
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        side = self.size // patch_size
+        patches_per_side = self.size // patch_size
         if not self.resolutions:
-            return Encoded(1, side, side, side * side + 1)
+            return Encoded(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
         tiles_down, tiles_across = (pixels // self.size for pixels in self._best_resolution(height, width))
-        rows, columns = side * tiles_down, side * tiles_across
+        rows, columns = patches_per_side * tiles_down, patches_per_side * tiles_across
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
         if self.most_tiles is not None:
-            ratio = sqrt(rows * columns / (self.most_tiles * side**2))
+            ratio = sqrt(rows * columns / (self.most_tiles * patches_per_side**2))
             if ratio > 1.1:
                 rows, columns = int(rows // ratio), int(columns // ratio)
-        return Encoded(1 + tiles_down * tiles_across, side, side, rows * columns + rows + side * side)
+        return Encoded(
+            1 + tiles_down * tiles_across,
+            patches_per_side,
+            patches_per_side,
+            rows * columns + rows + patches_per_side * patches_per_side,
+        )

@@ -47,13 +47,13 @@ class SmartResize(ImageRule):
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise too_flat(height, width, MOST_ASPECT)
-        sides = [round(side / factor) * factor for side in (height, width)]
+        sides = [round(pixel_length / factor) * factor for pixel_length in (height, width)]
         pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
         if pixels > self.max_pixels:
             shrink = sqrt(area / self.max_pixels)
-            sides = [max(factor, floor(side / shrink / factor) * factor) for side in (height, width)]
+            sides = [max(factor, floor(pixel_length / shrink / factor) * factor) for pixel_length in (height, width)]
         elif pixels < self.min_pixels:
-            grow = sqrt(self.min_pixels / area)
-            sides = [ceil(side * grow / factor) * factor for side in (height, width)]
-        rows, columns = (side // patch_size for side in sides)
+            upscale_factor = sqrt(self.min_pixels / area)
+            sides = [ceil(pixel_length * upscale_factor / factor) * factor for pixel_length in (height, width)]
+        rows, columns = (pixel_length // patch_size for pixel_length in sides)
         return Encoded(1, rows, columns, rows * columns // self.merge**2)

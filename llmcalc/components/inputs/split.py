@@ -45,7 +45,12 @@ class Split(ImageRule):
         elif height > width and height > LARGEST_SIDE:
             height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * shape), 1)
         rows, columns = (-(-pixels // self.size) for pixels in (height, width))
-        side, tokens_of_tile = self.size // patch_size, self.tokens + 3
+        patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if rows * columns == 1:
-            return Encoded(1, side, side, tokens_of_tile)
-        return Encoded(rows * columns + 1, side, side, rows * (columns * (self.tokens + 2) + 1) + tokens_of_tile)
+            return Encoded(1, patches_per_side, patches_per_side, tokens_of_tile)
+        return Encoded(
+            rows * columns + 1,
+            patches_per_side,
+            patches_per_side,
+            rows * (columns * (self.tokens + 2) + 1) + tokens_of_tile,
+        )

@@ -56,5 +56,7 @@ class Tiles(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         tiles = self._nearest_grid(height, width)
-        images, side = tiles + (tiles > 1), self.size // patch_size
-        return Encoded(images, side, side, images * (self.tokens + self.tile_marks) + self.marks)
+        images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
+        return Encoded(
+            images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
+        )

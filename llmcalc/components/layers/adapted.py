@@ -33,14 +33,14 @@ class AdaptedLayer(Block):
     type: Literal["adapted"] = "adapted"  # type: ignore[assignment]
     adapter: GatedCrossLayer
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = super().flow(f, x, sharing)
-        with f.scope("adapter"):
-            self.adapter.flow(f, x)
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = super().flow(recorder, x, sharing)
+        with recorder.scope("adapter"):
+            self.adapter.flow(recorder, x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(super().reference(context), self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(super().reference(model_properties), self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -63,15 +63,15 @@ def _reference_class() -> type[nn.Module]:
     class AdaptedReference(nn.Module):
         """The layer without the other encoder. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, layer: nn.Module, spec: AdaptedLayer, context: Context) -> None:
+        def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: Context) -> None:
             super().__init__()
             for name, child in layer.named_children():
                 self.add_module(name, child)
             self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
-            self.adapter = spec.adapter.reference(context)
+            self.adapter = spec.adapter.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            out: Tensor = self._layer[0].forward(x, run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            out: Tensor = self._layer[0].forward(x, forward_pass)
             return out
 
     return AdaptedReference

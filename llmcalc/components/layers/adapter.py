@@ -1,4 +1,4 @@
-"""A layer with a small network per language after its feed-forward network, of which one runs.
+"""A layer with a small adapter network per language after the feed-forward network; only one adapter runs.
 
 X-MOD (Pfeiffer et al. 2022, arXiv:2205.06266, §3.1): all languages share attention and the feed-forward network, and
 each has an adapter, a bottleneck with a residual connection. transformers: models/xmod (`XmodLayer`, `XmodOutput`).
@@ -79,51 +79,60 @@ class AdapterLayer(Block):
     def source(self) -> str:
         return "Pfeiffer et al. 2022, §3.1"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in self.sublayers():
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(f, name, part, x)
+                self._record_idle(recorder, name, component, x)
                 continue
-            f.hold(x=x)
-            y = normed = x if self.norm_placement == "post" else self._normalize(f, f"{name}_pre_norm", x)
-            y = f.part(name, part, y, **self._cross_arguments(f, name))
-            is_network = part is self.feed_forward
-            y = f.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
-            x = f.add(x, y)
-            f.hold(x=x)
+            recorder.hold(x=x)
+            y = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
+            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
+            is_network = component is self.feed_forward
+            y = recorder.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
+            x = recorder.add(x, y)
+            recorder.hold(x=x)
             if is_network:
-                return self._adapted(f, x, normed)
-            x = self._normalize(f, f"{name}_post_norm", x) if self.norm_placement == "post" else x
+                return self._with_adapter_output(recorder, x, normed)
+            x = self._normalize(recorder, f"{name}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
-    def _adapted(self, f: Flow, x: Value, normed: Value) -> Value:
-        """Returns the layer's output. x: the residual stream after the network. normed: the network's normed input."""
+    def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
+        """Returns the layer's output. x: the residual stream after the feed-forward network.
+
+        normed: the network's input.
+        """
         is_post, adapter_input, y = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
-            adapter_input = f.part("adapter_norm", self.norm, x)
+            adapter_input = recorder.part("adapter_norm", self.norm, x)
         elif shares_norm and is_post:
-            adapter_input = normed = self._normalize(f, "mlp_post_norm", x)
+            adapter_input = normed = self._normalize(recorder, "mlp_post_norm", x)
         elif shares_norm:
-            adapter_input = f.normalized(x, self.norm, like=normed)
-        f.hold(x=x, read=adapter_input)
+            adapter_input = recorder.normalized(x, self.norm, like=normed)
+        recorder.hold(x=x, read=adapter_input)
         running, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
-        with f.scope("adapters", kind="feed_forward"):
+        with recorder.scope("adapters", kind="feed_forward"):
             for language in self.languages:
                 role: Role = "own" if language == running else "idle"
-                with f.scope(language, role=role):
-                    up = f.act(f.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act)
-                    output = f.linear("adapter_down_proj", up, *x.axes, bias=True)
+                with recorder.scope(language, role=role):
+                    up = recorder.act(
+                        recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
+                    )
+                    output = recorder.linear("adapter_down_proj", up, *x.axes, bias=True)
                 y = output if language == running else y
-        y = f.dropout(y, "feed_forward", ends_sublayer=True)
-        x = f.add(y, adapter_input if self.normed_residual else x)
-        f.hold(x=x)
+        y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
+        x = recorder.add(y, adapter_input if self.normed_residual else x)
+        recorder.hold(x=x)
         if not is_post:
             return x
-        return f.normalized(x, self.norm, like=normed) if shares_norm else self._normalize(f, "mlp_post_norm", x)
+        return (
+            recorder.normalized(x, self.norm, like=normed)
+            if shares_norm
+            else self._normalize(recorder, "mlp_post_norm", x)
+        )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -153,11 +162,11 @@ def _reference_class() -> type[nn.Module]:
     class Adapter(nn.Module):
         """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: AdapterLayer, context: Context) -> None:
+        def __init__(self, spec: AdapterLayer, model_properties: Context) -> None:
             super().__init__()
             self.act = spec.adapter_act
-            self.adapter_up_proj = nn.Linear(context.hidden_size, spec.adapter_size)
-            self.adapter_down_proj = nn.Linear(spec.adapter_size, context.hidden_size)
+            self.adapter_up_proj = nn.Linear(model_properties.hidden_size, spec.adapter_size)
+            self.adapter_down_proj = nn.Linear(spec.adapter_size, model_properties.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
@@ -173,24 +182,24 @@ def _reference_class() -> type[nn.Module]:
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
         """The layer with adapters. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: AdapterLayer, context: Context) -> None:
-            super().__init__(spec, context)
+        def __init__(self, spec: AdapterLayer, model_properties: Context) -> None:
+            super().__init__(spec, model_properties)
             self.adapter_norm_kind, self.adds_normed = spec.adapter_norm, spec.normed_residual
             if spec.adapter_norm == "separate":
-                self.adapter_norm = spec.norm.reference(context)
+                self.adapter_norm = spec.norm.reference(model_properties)
             self.language = spec.default_language or spec.languages[0]
-            self.adapters = Adapters({language: Adapter(spec, context) for language in spec.languages})
+            self.adapters = Adapters({language: Adapter(spec, model_properties) for language in spec.languages})
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in self.order:
-                y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), run)
+                y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
                 is_network = name == self.network
                 x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", y)
-                x = self._adapted(x) if is_network else x
+                x = self._with_adapter_output(x) if is_network else x
                 x = self._normalize(f"{name}_post_norm", x)
             return x
 
-        def _adapted(self, x: Tensor) -> Tensor:
+        def _with_adapter_output(self, x: Tensor) -> Tensor:
             """Returns the residual stream after the adapter."""
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":

@@ -57,31 +57,35 @@ class AltUp(ResidualStreams):
     def source(self) -> str:
         return SOURCE
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.part("streams_in", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("streams_in", self, x)
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
-        return f.part("streams_out", self, x, merge=True)
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("streams_out", self, x, merge=True)
 
-    def flow(self, f: Flow, x: Value, merge: bool = False) -> Value:
+    def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
         """Records the split of the embedding into streams, or with `merge` their merge after the last layer."""
         hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
-        first_stream, other_inputs = (f.take(x, hidden), f.take(x, other_streams, hidden)) if merge else (x, x)
-        with f.function():
-            length = f.root_mean_square(first_stream)
-            f.hold(length=length)
+        first_stream, other_inputs = (
+            (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
+        )
+        with recorder.function():
+            length = recorder.root_mean_square(first_stream)
+            recorder.hold(length=length)
 
             def projected(stream: Value) -> Value:
-                """Returns a projection of one stream, scaled to the length of the first stream."""
-                y = f.linear("", stream, hidden)
-                f.hold_outside(y=y)
-                return f.div(f.mul(y, length), f.root_mean_square(y))
+                """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
+                y = recorder.linear("", stream, hidden)
+                recorder.hold_outside(y=y)
+                return recorder.div(recorder.mul(y, length), recorder.root_mean_square(y))
 
-            x = f.side_by_side("projections", other_streams, other_inputs, projected, after=first_stream, split=merge)
-        return f.sum(x, hidden, mean=True) if merge else x
+            x = recorder.side_by_side(
+                "projections", other_streams, other_inputs, projected, after=first_stream, split=merge
+            )
+        return recorder.sum(x, hidden, mean=True) if merge else x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["streams"](self.altup_num_inputs, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["streams"](self.altup_num_inputs, model_properties.hidden_size)
 
 
 class AltUpLayer(WholeLayer):
@@ -112,64 +116,66 @@ class AltUpLayer(WholeLayer):
     def source(self) -> str:
         return "Gemma 3n 2025"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted_streams, router_output = self._predicted_streams(f, x, router)
-        active_stream = f.take(predicted_streams, hidden)
-        f.hold(predicted=predicted_streams)
-        normed = f.part("self_attn_pre_norm", self.norm, active_stream)
-        f.hold(read=normed)
-        y = self._sublayer_output(f, "self_attn", self.attention, normed)
-        y = f.scale(f.add(f.add(active_stream, y), self._low_rank(f, normed)), 2**-0.5)
-        f.hold(y=y)
-        y = f.add(y, self._sublayer_output(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
-        f.hold(y=y)
-        corrected_streams, first_stream = self._corrected_streams(f, predicted_streams, y, router, router_output)
-        f.hold(corrected=corrected_streams, first=first_stream)
-        other_streams = f.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
-        with_embedding = f.add(
-            other_streams, f.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
+        predicted_streams, router_output = self._predicted_streams(recorder, x, router)
+        active_stream = recorder.take(predicted_streams, hidden)
+        recorder.hold(predicted=predicted_streams)
+        normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
+        recorder.hold(read=normed)
+        y = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        y = recorder.scale(recorder.add(recorder.add(active_stream, y), self._low_rank(recorder, normed)), 2**-0.5)
+        recorder.hold(y=y)
+        y = recorder.add(
+            y, self._sublayer_output(recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, y))
         )
-        f.hold(fed=with_embedding)
-        return f.cat(f.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
+        recorder.hold(y=y)
+        corrected_streams, first_stream = self._corrected_streams(recorder, predicted_streams, y, router, router_output)
+        recorder.hold(corrected=corrected_streams, first=first_stream)
+        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
+        with_embedding = recorder.add(
+            other_streams, recorder.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
+        )
+        recorder.hold(fed=with_embedding)
+        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _sublayer_output(self, f: Flow, name: str, part: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, name: str, component: Component, x: Value) -> Value:
         """Returns the output of a sublayer after its norm."""
-        with f.function():
-            f.hold(x=x)
-            return f.part(f"{name}_post_norm", self.norm, f.part(name, part, x))
+        with recorder.function():
+            recorder.hold(x=x)
+            return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, component, x))
 
-    def _predicted_streams(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+    def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
 
         Returns all streams and the output of the router's norm.
         """
         streams, hidden = x.axes
-        with f.scope("predict", kind="streams", source=SOURCE):
-            normed = f.part("router_norm", self.norm, f.take(x, hidden))
-            weights = self._mixing_weights(f, normed, router, streams, Axis("mixed", streams.size))
-            f.hold(weights=weights)
+        with recorder.scope("predict", kind="streams", source=SOURCE):
+            normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
+            weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
+            recorder.hold(weights=weights)
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), normed
+            return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        router_output = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return f.linear("coefficients", f.act(router_output, "tanh"), *out)
+        router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
+        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
 
-    def _low_rank(self, f: Flow, x: Value) -> Value:
+    def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
-        with f.scope("laurel", kind="attention", source="Menghani et al. 2024"):
-            y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
-            return f.add(x, f.part("norm", self.norm, y))
+        with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
+            y = recorder.linear("right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
+            return recorder.add(x, recorder.part("norm", self.norm, y))
 
     def _corrected_streams(
-        self, f: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
+        self, recorder: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
 
@@ -177,18 +183,22 @@ class AltUpLayer(WholeLayer):
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
         streams, hidden = predicted_streams.axes
-        with f.scope("correct", kind="streams", source=SOURCE):
-            normed = f.normalized(sublayer_output, self.norm, like=router_output)
-            shares = f.plus(self._mixing_weights(f, normed, router, streams), 1.0)
-            f.hold(shares=shares)
-            change = f.mul(
-                shares, f.sub(sublayer_output, f.take(predicted_streams, hidden)), axes=predicted_streams.axes
+        with recorder.scope("correct", kind="streams", source=SOURCE):
+            normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
+            recorder.hold(shares=mixing_weights)
+            change = recorder.mul(
+                mixing_weights,
+                recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
+                axes=predicted_streams.axes,
             )
-            corrected_streams = f.add(predicted_streams, change)
-            return corrected_streams, f.mul(f.take(corrected_streams, hidden), f.vector("scale", hidden))
+            corrected_streams = recorder.add(predicted_streams, change)
+            return corrected_streams, recorder.mul(
+                recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
+            )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -234,11 +244,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             streams: Tensor = self.streams_in(x)
             return streams
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             stream: Tensor = self.streams_out(x)
             return stream
 
@@ -248,10 +258,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return coefficients @ x
 
     class Predict(nn.Module):
-        def __init__(self, streams: int, norm: Norm, context: Context) -> None:
+        def __init__(self, streams: int, norm: Norm, model_properties: Context) -> None:
             super().__init__()
-            self.streams, self.router_norm = streams, norm.reference(context)
-            self.router = nn.Linear(context.hidden_size, streams, bias=False)
+            self.streams, self.router_norm = streams, norm.reference(model_properties)
+            self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
             self.mix = Mix()
 
@@ -281,11 +291,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
     class Laurel(nn.Module):
-        def __init__(self, rank: int, norm: Norm, context: Context) -> None:
+        def __init__(self, rank: int, norm: Norm, model_properties: Context) -> None:
             super().__init__()
-            self.left = nn.Linear(context.hidden_size, rank, bias=False)
-            self.right = nn.Linear(rank, context.hidden_size, bias=False)
-            self.norm = norm.reference(context)
+            self.left = nn.Linear(model_properties.hidden_size, rank, bias=False)
+            self.right = nn.Linear(rank, model_properties.hidden_size, bias=False)
+            self.norm = norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = x + self.norm(self.right(self.left(x)))
@@ -294,30 +304,32 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class AltUpLayerReference(nn.Module):
         """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: AltUpLayer, context: Context) -> None:
+        def __init__(self, spec: AltUpLayer, model_properties: Context) -> None:
             super().__init__()
-            self.predict = Predict(spec.altup_num_inputs, spec.norm, context)
-            self.laurel = Laurel(spec.laurel_rank, spec.norm, context)
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-                self.add_module(f"{name}_post_norm", spec.norm.reference(context))
-            self.correct = Correct(spec.altup_num_inputs, context.hidden_size, self.predict.router)
-            self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
+            self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
+            self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+                self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
+            self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
+            self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, run))
+        def _sublayer_output(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+            out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed = self.get_submodule("self_attn_pre_norm")(active_stream)
-            y = (active_stream + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
-            y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), run)
+            y = (
+                active_stream + self._sublayer_output("self_attn", normed, forward_pass) + self.laurel(normed)
+            ) * 2**-0.5
+            y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
-            with_embedding = corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
+            with_embedding = corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]
             return torch.cat([corrected_streams[:, :, :1], with_embedding], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

@@ -75,7 +75,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 
 @frozen(slots=True)
 class Sharing:
-    """The index of a layer among the layers that share its parameters.
+    """The position of a layer among the layers that share its parameters.
 
     first: whether it is the first of them, which has the parameters.
     others: the number of other layers that use them.
@@ -86,7 +86,7 @@ class Sharing:
 
 
 class Layer(Component):
-    """The base class of all kinds of layers, with the fields that views and costs rely on.
+    """The base class of all kinds of layers, with the fields that reports and counts need.
 
     attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
     feed_forward: the part that works on each token separately; `{ type = "none" }` without one.
@@ -117,7 +117,9 @@ class Layer(Component):
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
         mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
-        changed_mixers = {name: change(part, width) for name, part in mixers.items() if isinstance(part, TokenMixer)}
+        changed_mixers = {
+            name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
+        }
         return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
@@ -128,22 +130,22 @@ class Layer(Component):
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        sizes = mixer.heads(width)
-        attention = mixer.with_heads(HeadSizes(1, 1, 1) if sizes is None else heads(sizes))
+        head_sizes = mixer.heads(width)
+        attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def networks(self) -> list[Any]:
-        """The layer's networks, which process each token separately: its feed-forward network first."""
+        """The layer's networks, which process each token separately; the feed-forward network is first."""
         return [self.feed_forward]
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """The layer's token mixers, in a layer of that width: (field, part, width of the part's input)."""
+        """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, width)]
 
-    def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` if the layer cannot be used in that place."""
-        for field, part, width in self.mixers(place.width):
-            part.check_place(replace(place, where=f"{place.where}.{field}", width=width))
+    def check_place(self, stack_position: Standing) -> None:
+        """Raises `ValueError` if the layer cannot be used at this position of the model."""
+        for field, component, width in self.mixers(stack_position.width):
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -158,17 +160,20 @@ class Layer(Component):
     def borrows(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
-        for field, part in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = part.borrows() if isinstance(part, Component) else ""
+        for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            field_of_part = component.borrows() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field}.{field_of_part}"
         return ""
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. sharing: its position among the layers that share parameters; None without sharing."""
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """Records the layer's operations.
+
+        sharing: its position among the layers that share parameters; None without sharing.
+        """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -225,24 +230,30 @@ class Block(Layer):
             *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
         ]
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        has_encoder, is_idle = place.source_width is not None, self.idle_cross_attention
-        if is_idle and (has_encoder or place.side == "encoder"):
-            raise ValueError(f"{place.where}.idle_cross_attention: there is an encoder to attend to; expected false")
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
+        if is_idle and (has_encoder or stack_position.side == "encoder"):
+            raise ValueError(
+                f"{stack_position.where}.idle_cross_attention: there is an encoder to attend to; expected false"
+            )
         if self.cross_attention is not None and not is_idle and not has_encoder:
-            raise ValueError(f"{place.where}.cross_attention: only the decoder of an encoder-decoder has one")
+            raise ValueError(f"{stack_position.where}.cross_attention: only the decoder of an encoder-decoder has one")
         if self.cross_attention is not None and super().reads_encoder():
-            raise ValueError(f"{place.where}.cross_attention: the layer's attention reads the encoder; expected none")
+            raise ValueError(
+                f"{stack_position.where}.cross_attention: the layer's attention reads the encoder; expected none"
+            )
 
     def reads_encoder(self) -> bool:
         return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
 
     def sublayers(self) -> list[tuple[str, Component]]:
-        """The sublayers, in the order they run: (name in the tree, part)."""
+        """The sublayers in the order in which they run: (name in the model's tree, component)."""
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
-        names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
-        return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
+        names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
+        return [
+            (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
+        ]
 
     def source(self) -> str:
         mixer = self.attention
@@ -254,60 +265,62 @@ class Block(Layer):
             return PARALLEL[self.parallel]
         return SCALED.get(self.residual_scale) or PLACEMENTS[self.norm_placement]
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         start = x
-        f.hold(x=x, start=x)
-        shared_input = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        recorder.hold(x=x, start=x)
+        shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
-            f.hold(shared=shared_input)
-        for name, part in self.sublayers():
+            recorder.hold(shared=shared_input)
+        for name, component in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(f, name, part, x)
+                self._record_idle(recorder, name, component, x)
                 continue
             y = start if self.parallel else x
             if shared_input is not None:
                 y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                y = self._normalize(f, f"{name}_pre_norm", y)
-            y = f.part(name, part, y, **self._cross_arguments(f, name))
-            y = f.dropout(y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True)
-            f.hold(y=y)
-            x = self._residual_sum(f, name, x, y)
-            f.hold(x=x, y=x)
+                y = self._normalize(recorder, f"{name}_pre_norm", y)
+            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
+            y = recorder.dropout(
+                y, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
+            )
+            recorder.hold(y=y)
+            x = self._residual_sum(recorder, name, x, y)
+            recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, f: Flow, name: str) -> dict[str, Any]:
-        """Returns the additional arguments of the sublayer with that name."""
-        return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+    def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
+        """Returns the arguments of the cross-attention sublayer: the encoder's output; none for other sublayers."""
+        return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
-    def _normalize(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
-        return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
+        return x if name in self.without_norms else recorder.part(name, self.norm, x, role=role)
 
-    def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(f, f"{name}_post_norm", f.add(x, y))
-        y = y if self.norm_placement == "pre" else self._normalize(f, f"{name}_post_norm", y)
+            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, y))
+        y = y if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", y)
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            y = f.part(f"{name}_out_scale", scale, y)
+            y = recorder.part(f"{name}_out_scale", scale, y)
         if self.residual_scale in (True, "residual"):
-            x = f.part(f"{name}_residual_scale", scale, x)
-        return f.add(x, y)
+            x = recorder.part(f"{name}_residual_scale", scale, x)
+        return recorder.add(x, y)
 
-    def _record_idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+    def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(f, f"{name}_pre_norm", x, "idle")
+            self._normalize(recorder, f"{name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source) if f.memory is None else f.memory
-        f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
+        memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
+        recorder.part(name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(f, f"{name}_post_norm", x, "idle")
+            self._normalize(recorder, f"{name}_post_norm", x, "idle")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -362,34 +375,34 @@ def _reference_class() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The standard layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Block, context: Context) -> None:
+        def __init__(self, spec: Block, model_properties: Context) -> None:
             super().__init__()
             if spec.input_norm is not None:
-                self.input_norm = spec.input_norm.reference(context)
+                self.input_norm = spec.input_norm.reference(model_properties)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             self.network = getattr(spec.feed_forward, "node_name", "")
-            for part, part_context in (
-                (spec.attention, context),
+            for component, part_context in (
+                (spec.attention, model_properties),
                 (
                     spec.cross_attention,
                     Context(
-                        context.hidden_size,
-                        context.causal,
+                        model_properties.hidden_size,
+                        model_properties.causal,
                         cross=True,
-                        source_size=context.source_size or spec.idle_source_size,
+                        source_size=model_properties.source_size or spec.idle_source_size,
                     ),
                 ),
-                (spec.feed_forward, context),
+                (spec.feed_forward, model_properties),
             ):
-                if isinstance(part, Component):
-                    name = "cross_attn" if part_context.cross else part.node_name
-                    self.add_module(name, part.reference(part_context))
+                if isinstance(component, Component):
+                    name = "cross_attn" if part_context.cross else component.node_name
+                    self.add_module(name, component.reference(part_context))
                     self.order.append(name)
             if spec.parallel == "shared":
-                self.pre_norm = spec.norm.reference(context)
+                self.pre_norm = spec.norm.reference(model_properties)
                 return
             for name in self.order if spec.residual_scale else ():
-                width, scales_both = context.hidden_size, spec.residual_scale is True
+                width, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
                     self.add_module(f"{name}_out_scale", Scaling(width, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
@@ -398,7 +411,7 @@ def _reference_class() -> type[nn.Module]:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{name}_{position}_norm" for position in places):
                     if norm not in spec.without_norms:
-                        self.add_module(norm, spec.norm.reference(context))
+                        self.add_module(norm, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 
@@ -412,13 +425,13 @@ def _reference_class() -> type[nn.Module]:
             y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
             return self._normalize(f"{name}_residual_scale", x) + y
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             x = self._normalize("input_norm", x)
             start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
                 y = self.get_submodule(name)(
-                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
+                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, forward_pass
                 )
                 y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
                 if self.placement == "post":

@@ -35,7 +35,7 @@ MOST_BLOCKS = 1000
 
 
 def record_mix(
-    f: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
+    recorder: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
 ) -> list[Value]:
     """Records weighted sums of the sums of finished blocks and the running one, one for each query.
 
@@ -46,21 +46,21 @@ def record_mix(
         return [x] * queries
     (hidden,), sources, of_queries = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
     query_axes = () if queries == 1 else (of_queries,)
-    with f.scope(name, kind="residual", source=SOURCE):
-        earlier_sums = f.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        values = f.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
-        f.hold(values=values)
-        keys = f.norm("norm", values, norm, (hidden,))
+    with recorder.scope(name, kind="residual", source=SOURCE):
+        earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
+        values = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
+        recorder.hold(values=values)
+        keys = recorder.norm("norm", values, norm, (hidden,))
         values = keys if normed_values else values
-        f.hold(keys=keys, values=values)
-        query = f.vector("proj", *query_axes, hidden)
+        recorder.hold(keys=keys, values=values)
+        query = recorder.vector("proj", *query_axes, hidden)
         product = ops.Product(sources.size, hidden.size, queries, x.rows)
-        scores = f.core("scores", product, keys, query, axes=(*query_axes, sources))
-        shares = f.act(scores, "softmax")
-        f.hold(shares=shares)
+        scores = recorder.core("scores", product, keys, query, axes=(*query_axes, sources))
+        mix_weights = recorder.act(scores, "softmax")
+        recorder.hold(shares=mix_weights)
         mix = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = f.core("mix", mix, shares.view(of_queries, sources), values, axes=(of_queries, hidden))
-        return [mixed.view(hidden)] if queries == 1 else [f.take(mixed, hidden) for _ in range(queries)]
+        mixed = recorder.core("mix", mix, mix_weights.view(of_queries, sources), values, axes=(of_queries, hidden))
+        return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
 class BlockResidualLayer(WholeLayer):
@@ -99,22 +99,22 @@ class BlockResidualLayer(WholeLayer):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part, block_count in (
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            assert isinstance(part, Component)
-            (sublayer_input,) = record_mix(f, f"{name}_residual", x, block_count, self.norm)
-            f.hold(x=x, read=sublayer_input)
-            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
-            f.hold(y=y)
-            x = y if name == "self_attn" and self.starts_block else f.add(x, y)
-            f.hold(x=x)
+            assert isinstance(component, Component)
+            (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
+            recorder.hold(x=x, read=sublayer_input)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            recorder.hold(y=y)
+            x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
+            recorder.hold(x=x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return block_residual_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return block_residual_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -145,18 +145,18 @@ class BlockResiduals(ResidualStreams):
     def source(self) -> str:
         return SOURCE
 
-    def record_split(self, f: Flow, x: Value) -> Value:
+    def record_split(self, recorder: Flow, x: Value) -> Value:
         return x
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
-        (mixed,) = record_mix(f, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        (mixed,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
         return mixed
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return self.record_merge(f, x)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return self.record_merge(recorder, x)
 
-    def reference(self, context: Context) -> nn.Module:
-        return block_residual_classes()["streams"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return block_residual_classes()["streams"](self, model_properties)
 
 
 def block_residual_example(**fields: Any) -> BlockResidualLayer:
@@ -189,71 +189,75 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class WeightedSum(nn.Module):
         """Adds up weighted sums. shares: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
-        def forward(self, shares: Tensor, values: Tensor) -> Tensor:
-            return shares @ values
+        def forward(self, mix_weights: Tensor, values: Tensor) -> Tensor:
+            return mix_weights @ values
 
     class Mix(nn.Module):
-        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden].
+        """Attends over residual sums, each [batch, tokens, hidden]. block_sums: of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
         """
 
-        def __init__(self, norm: Norm, context: Context, normed_values: bool = False, queries: int = 1) -> None:
+        def __init__(
+            self, norm: Norm, model_properties: Context, normed_values: bool = False, queries: int = 1
+        ) -> None:
             super().__init__()
-            shape = (context.hidden_size,) if queries == 1 else (queries, context.hidden_size)
-            self.norm, self.proj = norm.reference(context), vector(torch.zeros(shape))
-            self.normed_values, self.scale = normed_values, context.hidden_size**-0.5 if normed_values else 1.0
+            shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
+            self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(shape))
+            self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = Scores(), WeightedSum()
 
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
             values = torch.stack([*block_sums, x], 2)
             keys = self.norm(values)
-            shares = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
-            mixed = self.mix(shares, keys if self.normed_values else values)
+            mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
+            mixed = self.mix(mix_weights, keys if self.normed_values else values)
             return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BlockResidualLayer, context: Context) -> None:
+        def __init__(self, spec: BlockResidualLayer, model_properties: Context) -> None:
             super().__init__()
             self.spec = spec
-            for name, part, block_count in (
+            for name, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                assert isinstance(part, Component)
+                assert isinstance(component, Component)
                 if block_count:
-                    self.add_module(f"{name}_residual", Mix(spec.norm, context))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
+                    self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
-                sums = run.memo["block_sums"][:block_count]  # without those of layers above, when the layer runs again
+                sums = forward_pass.memo["block_sums"][
+                    :block_count
+                ]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
                 starts = name == "self_attn" and spec.starts_block
                 if starts:
-                    run.memo["block_sums"] = [*sums, x]
+                    forward_pass.memo["block_sums"] = [*sums, x]
                 x = y if starts else x + y
             return x
 
     class StreamsReference(nn.Module):
         """Starts the list of residual sums, and mixes them after the last layer."""
 
-        def __init__(self, spec: BlockResiduals, context: Context) -> None:
+        def __init__(self, spec: BlockResiduals, model_properties: Context) -> None:
             super().__init__()
-            self.output_residual = Mix(spec.norm, context, spec.normed_values)
+            self.output_residual = Mix(spec.norm, model_properties, spec.normed_values)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
-            run.memo["block_sums"] = []
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            forward_pass.memo["block_sums"] = []
             return x
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
-            (mixed,) = self.output_residual(run.memo["block_sums"], x)
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
             output: Tensor = mixed
             return output
 

@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection around it, and a norm of the sum.
+    """A feed-forward network with a residual connection around it and a norm after the sum.
 
     feed_forward: the network.
     norm: the norm of the sum.
@@ -42,12 +42,12 @@ class InnerNetwork(Component):
     feed_forward: FeedForward
     norm: Norm
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        y = f.part("mlp", self.feed_forward, x)
-        return f.part("mlp_post_norm", self.norm, f.add(x, y))
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        y = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _inner_reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _inner_reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -82,34 +82,36 @@ class BottleneckLayer(WholeLayer):
     def source(self) -> str:
         return "Sun et al. 2020, §3.1"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        y = self._into_bottleneck(f, "bottleneck", x, narrow_axis)
-        attention_input = self._into_bottleneck(f, "attention_bottleneck", x, narrow_axis)
-        f.hold(x=x, y=y, read=attention_input)
-        attention_output = f.part("self_attn", self.attention, attention_input, value_input=x)
-        y = self._normed_sum(f, "self_attn", y, f.dropout(attention_output, "attention_output", ends_sublayer=True))
+        y = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
+        attention_input = self._into_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
+        recorder.hold(x=x, y=y, read=attention_input)
+        attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
+        y = self._normed_sum(
+            recorder, "self_attn", y, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
+        )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = f.part("inner", inner_network, y, nth=i)
-            f.hold(y=y)
-        y = self._normed_sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
-        layer_output = f.linear("output_bottleneck", y, *x.axes, bias=True)
-        layer_output = f.dropout(layer_output, "feed_forward", ends_sublayer=True)
-        return f.part("output_bottleneck_norm", self.norm, f.add(x, layer_output))
+            y = recorder.part("inner", inner_network, y, nth=i)
+            recorder.hold(y=y)
+        y = self._normed_sum(recorder, "mlp", y, recorder.part("mlp", self.feed_forward, y))
+        layer_output = recorder.linear("output_bottleneck", y, *x.axes, bias=True)
+        layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
+        return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
-    def _into_bottleneck(self, f: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _into_bottleneck(self, recorder: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
-        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow_axis, bias=True))
+        return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
 
-    def _normed_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
-        """Returns the norm of the narrow stream after a sublayer with output y."""
-        x = f.part(f"{name}_post_norm", self.norm, f.add(x, y))
-        f.hold(y=x)
+    def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
+        """Returns the norm of the bottleneck's residual stream after a sublayer with output y."""
+        x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
+        recorder.hold(y=x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -133,13 +135,13 @@ def _inner_reference_class() -> type[nn.Module]:
     class InnerNetworkReference(nn.Module):
         """A network and the norm of its sum with its input. x: [batch, tokens, bottleneck] → same shape."""
 
-        def __init__(self, spec: InnerNetwork, context: Context) -> None:
+        def __init__(self, spec: InnerNetwork, model_properties: Context) -> None:
             super().__init__()
-            self.mlp = spec.feed_forward.reference(context)
-            self.mlp_post_norm = spec.norm.reference(context)
+            self.mlp = spec.feed_forward.reference(model_properties)
+            self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            out: Tensor = self.mlp_post_norm(x + self.mlp(x, run))
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            out: Tensor = self.mlp_post_norm(x + self.mlp(x, forward_pass))
             return out
 
     return InnerNetworkReference
@@ -152,13 +154,15 @@ def _reference_class() -> type[nn.Module]:
     class BottleneckLayerReference(nn.Module):
         """MobileBERT's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BottleneckLayer, context: Context) -> None:
+        def __init__(self, spec: BottleneckLayer, model_properties: Context) -> None:
             super().__init__()
-            wide_width, narrow_width = context.hidden_size, spec.bottleneck_size
-            inner_context = Context(narrow_width, context.causal)
-            self._add_into("bottleneck", spec.norm, wide_width, inner_context)
-            self._add_into("attention_bottleneck", spec.norm, wide_width, inner_context)
-            self.self_attn = spec.attention.reference(Context(narrow_width, context.causal, value_size=wide_width))
+            wide_width, narrow_width = model_properties.hidden_size, spec.bottleneck_size
+            inner_context = Context(narrow_width, model_properties.causal)
+            self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
+            self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
+            self.self_attn = spec.attention.reference(
+                Context(narrow_width, model_properties.causal, value_size=wide_width)
+            )
             self.self_attn_post_norm = spec.norm.reference(inner_context)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
             self.inner = nn.ModuleList(
@@ -167,9 +171,9 @@ def _reference_class() -> type[nn.Module]:
             self.mlp = spec.feed_forward.reference(inner_context)
             self.mlp_post_norm = spec.norm.reference(inner_context)
             self.output_bottleneck = nn.Linear(narrow_width, wide_width)
-            self.output_bottleneck_norm = spec.norm.reference(context)
+            self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
-        def _add_into(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
+        def _add_bottleneck_input(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
             self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
@@ -177,14 +181,14 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             y = self._into_bottleneck("bottleneck", x)
-            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), run, x)
+            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)
             y = self.self_attn_post_norm(y + attention_output)
             for network in self.inner:
-                y = network(y, run)
-            y = self.mlp_post_norm(y + self.mlp(y, run))
+                y = network(y, forward_pass)
+            y = self.mlp_post_norm(y + self.mlp(y, forward_pass))
             layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
             out: Tensor = self.output_bottleneck_norm(x + layer_output)
             return out

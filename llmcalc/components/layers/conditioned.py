@@ -44,21 +44,23 @@ class ConditionedLayer(WholeLayer):
     def source(self) -> str:
         return "Voxtral Realtime 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
-        f.hold(x=x)
-        x = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
-        f.hold(x=x)
-        y = f.part("mlp_pre_norm", self.norm, x)
-        with f.scope("condition", kind="norm"):
-            condition = f.sinusoids(x, Table("condition"), *x.axes)
-            scale = f.act(f.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            y = f.mul(y, f.plus(f.linear("out_proj", scale, *x.axes), 1.0))
-        return f.add(x, f.part("mlp", self.feed_forward, y))
+        recorder.hold(x=x)
+        x = recorder.add(
+            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        )
+        recorder.hold(x=x)
+        y = recorder.part("mlp_pre_norm", self.norm, x)
+        with recorder.scope("condition", kind="norm"):
+            condition = recorder.sinusoids(x, Table("condition"), *x.axes)
+            scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
+            y = recorder.mul(y, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, y))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,18 +91,18 @@ def _reference_class() -> type[nn.Module]:
     class ConditionedReference(nn.Module):
         """The conditioned layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConditionedLayer, context: Context) -> None:
+        def __init__(self, spec: ConditionedLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-            self.condition = Condition(context.hidden_size, spec.condition_rank)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+            self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), forward_pass)
             y = self.condition(self.get_submodule("mlp_pre_norm")(x))
-            out: Tensor = x + self.get_submodule("mlp")(y, run)
+            out: Tensor = x + self.get_submodule("mlp")(y, forward_pass)
             return out
 
     return ConditionedReference

@@ -45,31 +45,38 @@ class ConformerLayer(WholeLayer):
     def source(self) -> str:
         return "Gulati et al. 2020, §2"
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        if place.side != "encoder":
-            raise ValueError(f"{place.where}.type: 'conformer' reads later frames; expected an encoder")
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        if stack_position.side != "encoder":
+            raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
-        x = self._half_network(f, "mlp_1", x)
-        f.hold(x=x)
-        x = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
-        f.hold(x=x)
-        y = f.part("convolution_pre_norm", self.norm, x)
-        with f.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(f, y)
-        x = self._half_network(f, "mlp_2", f.add(x, y))
-        return f.part("norm", self.norm, x)
+        x = self._half_network(recorder, "mlp_1", x)
+        recorder.hold(x=x)
+        x = recorder.add(
+            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        )
+        recorder.hold(x=x)
+        y = recorder.part("convolution_pre_norm", self.norm, x)
+        with recorder.scope("convolution", kind="convolution"):
+            y = self.convolution.flow(recorder, y)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+        return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, f: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of the output of the network with that name."""
         assert isinstance(self.feed_forward, Component)
-        f.hold(x=x)
-        return f.add(x, f.scale(f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x)), 0.5))
+        recorder.hold(x=x)
+        return recorder.add(
+            x,
+            recorder.scale(
+                recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x)), 0.5
+            ),
+        )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,27 +96,27 @@ def _reference_class() -> type[nn.Module]:
     class ConformerLayerReference(nn.Module):
         """The conformer's layer. x: [batch, frames, hidden] → same shape."""
 
-        def __init__(self, spec: ConformerLayer, context: Context) -> None:
+        def __init__(self, spec: ConformerLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (
+            for name, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-            self.norm = spec.norm.reference(context)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+            self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_pre_norm")(x)
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), run)
-            x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_pass)
+            x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), forward_pass)
             x = x + self.get_submodule("convolution")(self._normalize("convolution", x))
-            x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), run)
+            x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), forward_pass)
             out: Tensor = self.norm(x)
             return out
 

@@ -41,17 +41,17 @@ class ConvolvedLayer(WholeLayer):
     def source(self) -> str:
         return "Inkling 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
-            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x))
-            f.hold(x=x, y=y)
-            x = f.add(x, add_convolution(f, f"{name}_conv", y, self.conv_kernel_size))
-            f.hold(x=x)
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            recorder.hold(x=x, y=y)
+            x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
+            recorder.hold(x=x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -68,19 +68,19 @@ def _reference_class() -> type[nn.Module]:
     class ConvolvedLayerReference(nn.Module):
         """The layer with convolutions. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConvolvedLayer, context: Context) -> None:
+        def __init__(self, spec: ConvolvedLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-                convolution = residual_convolution_class()(context.hidden_size, spec.conv_kernel_size)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+                convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
-                x = x + self.get_submodule(f"{name}_conv")(y, run)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+                x = x + self.get_submodule(f"{name}_conv")(y, forward_pass)
             return x
 
     return ConvolvedLayerReference

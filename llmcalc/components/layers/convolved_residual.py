@@ -53,31 +53,31 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     def source(self) -> str:
         return "Inkling 2 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         assert isinstance(attention, Component)
         assert isinstance(network, Component)
-        query_input, *kv_inputs = self._inputs(
-            f, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
+        query_input, *kv_inputs = self._sublayer_inputs(
+            recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
         named = zip(("key", "value"), kv_inputs, strict=False)
-        kv_inputs = [f.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
+        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
-        y = f.part("self_attn", attention, f.part("self_attn_pre_norm", self.norm, query_input), **inputs)
-        y = add_convolution(f, "self_attn_conv", y, kernel)
-        x = y if self.starts_block else f.add(x, y)
-        f.hold(x=x)
-        (network_input,) = self._inputs(f, "mlp", x, self.feed_forward_blocks, 1)
-        y = f.part("mlp", network, f.part("mlp_pre_norm", self.norm, network_input))
-        x = f.add(x, add_convolution(f, "mlp_conv", y, kernel))
-        f.hold(x=x)
+        y = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
+        y = add_convolution(recorder, "self_attn_conv", y, kernel)
+        x = y if self.starts_block else recorder.add(x, y)
+        recorder.hold(x=x)
+        (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
+        y = recorder.part("mlp", network, recorder.part("mlp_pre_norm", self.norm, network_input))
+        x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
+        recorder.hold(x=x)
         return x
 
-    def _inputs(self, f: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
-        return record_mix(f, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
+    def _sublayer_inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
+        return record_mix(recorder, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
 
 def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
@@ -111,47 +111,47 @@ def _reference_class() -> type[nn.Module]:
     mix = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
-        """The layer. x: the running sum, [batch, tokens, hidden] → same shape."""
+        """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConvolvedResidualLayer, context: Context) -> None:
+        def __init__(self, spec: ConvolvedResidualLayer, model_properties: Context) -> None:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
             weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for name, part, block_count, count in (
+            for name, component, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
-                assert isinstance(part, Component)
+                assert isinstance(component, Component)
                 if block_count:
-                    self.add_module(f"{name}_residual", mix(weightless, context, True, count))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-                convolution = residual_convolution_class()(context.hidden_size, spec.conv_kernel_size)
+                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+                convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
             for name in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{name}_norm", spec.norm.reference(context))
+                self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
 
-        def _attended(self, sums: list[Tensor], x: Tensor, run: Run) -> Tensor:
-            """Returns the output of attention. sums: those of finished blocks."""
-            separate, part = self.spec.separate_inputs, self.get_submodule
-            inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
+        def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
+            """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
+            separate, component = self.spec.separate_inputs, self.get_submodule
+            inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
             query, *kv_inputs = inputs
             kv_inputs = [
-                part(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            y: Tensor = part("self_attn")(part("self_attn_pre_norm")(query), run, *kv_inputs)
+            y: Tensor = component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
             return y
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            spec, part = self.spec, self.get_submodule
-            sums = run.memo["block_sums"][: spec.attention_blocks]
-            y = part("self_attn_conv")(self._attended(sums, x, run), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            spec, component = self.spec, self.get_submodule
+            sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
+            y = component("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)
             if spec.starts_block:
-                run.memo["block_sums"] = [*sums, x]
+                forward_pass.memo["block_sums"] = [*sums, x]
             x = y if spec.starts_block else x + y
-            (mixed,) = part("mlp_residual")(run.memo["block_sums"][: spec.feed_forward_blocks], x)
-            y = part("mlp")(part("mlp_pre_norm")(mixed), run)
-            out: Tensor = x + part("mlp_conv")(y, run)
+            (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
+            y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
+            out: Tensor = x + component("mlp_conv")(y, forward_pass)
             return out
 
     return ConvolvedResidualReference

@@ -45,18 +45,23 @@ class DenseResidualLayer(WholeLayer):
     def source(self) -> str:
         return "Snowflake Arctic 2024"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
-        f.hold(x=x)
-        attention_output = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
-        f.hold(x=x, attended=attention_output)
-        y = f.add(attention_output, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attention_output)))
-        f.hold(x=x, y=y)
-        return f.add(y, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+        recorder.hold(x=x)
+        attention_output = recorder.add(
+            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        )
+        recorder.hold(x=x, attended=attention_output)
+        y = recorder.add(
+            attention_output,
+            recorder.part("dense", self.dense, recorder.part("dense_pre_norm", self.norm, attention_output)),
+        )
+        recorder.hold(x=x, y=y)
+        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -72,25 +77,25 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DenseResidualReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The layer with a dense network beside the experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DenseResidualLayer, context: Context) -> None:
+        def __init__(self, spec: DenseResidualLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
+            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
-        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
-            out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
+        def _sublayer_output(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+            out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            attention_output = x + self._sublayer_output("self_attn", x, run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            attention_output = x + self._sublayer_output("self_attn", x, forward_pass)
             return (
                 attention_output
-                + self._sublayer_output("dense", attention_output, run)
-                + self._sublayer_output("mlp", x, run)
+                + self._sublayer_output("dense", attention_output, forward_pass)
+                + self._sublayer_output("mlp", x, forward_pass)
             )
 
     return DenseResidualReference

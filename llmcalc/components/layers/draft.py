@@ -54,19 +54,19 @@ class DraftLayer(WholeLayer):
     def source(self) -> str:
         return EAGLE_3
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.feed_forward, Component)
-        embedded: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        normed = f.part("embedding_norm", self.norm, embedded), f.part("self_attn_pre_norm", self.norm, x)
+        embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        normed = recorder.part("embedding_norm", self.norm, embedded), recorder.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
-        joined_input = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
-        f.hold(x=x, joined=joined_input)
-        x = f.add(x, f.part("self_attn", self.attention, joined_input, out=x.axes))
-        f.hold(x=x)
-        return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+        joined_input = recorder.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        recorder.hold(x=x, joined=joined_input)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
+        recorder.hold(x=x)
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -87,25 +87,25 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DraftLayerReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The draft layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DraftLayer, context: Context) -> None:
+        def __init__(self, spec: DraftLayer, model_properties: Context) -> None:
             super().__init__()
             self.norm_before_residual = spec.norm_before_residual
             for name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(context))
-            hidden = context.hidden_size
+                self.add_module(name, spec.norm.reference(model_properties))
+            hidden = model_properties.hidden_size
             self.self_attn = spec.attention.reference(Context(2 * hidden, output_size=hidden))
             assert isinstance(spec.feed_forward, Component)
-            self.mlp = spec.feed_forward.reference(context)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            assert run.embedded is not None
-            embedded = self.get_submodule("embedding_norm")(run.embedded)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            assert forward_pass.embedded is not None
+            embedded = self.get_submodule("embedding_norm")(forward_pass.embedded)
             normed = self.get_submodule("self_attn_pre_norm")(x)
             x = normed if self.norm_before_residual else x
-            x = x + self.self_attn(torch.cat([embedded, normed], -1), run)
-            out: Tensor = x + self.mlp(self.get_submodule("mlp_pre_norm")(x), run)
+            x = x + self.self_attn(torch.cat([embedded, normed], -1), forward_pass)
+            out: Tensor = x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             return out
 
     return DraftLayerReference

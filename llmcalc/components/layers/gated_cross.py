@@ -40,9 +40,9 @@ class Gate(Component):
 
     per_feature: Flag = False
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         axes = x.axes if self.per_feature else (Axis("gate", 1),)
-        return f.vector("", *axes)
+        return recorder.vector("", *axes)
 
 
 class GatedCrossLayer(WholeLayer):
@@ -74,32 +74,32 @@ class GatedCrossLayer(WholeLayer):
     def source(self) -> str:
         return "Alayrac et al. 2022, §2.2"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
-        memory = f.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
+        memory = recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
         assert isinstance(self.feed_forward, Component)
-        gate, role = Gate(per_feature=self.gate_per_feature), self._role
+        gate, role = Gate(per_feature=self.gate_per_feature), self._node_role
         sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
-        for name, norm, part, kind, arguments in sublayers:
-            y = f.part(f"{name}_pre_norm", norm, x, role=role)
-            y = f.part(name, part, y, role=role, **arguments)
-            gate_value = f.part(f"{name}_gate", gate, x, role=role, kind=kind)
+        for name, norm, component, kind, arguments in sublayers:
+            y = recorder.part(f"{name}_pre_norm", norm, x, role=role)
+            y = recorder.part(name, component, y, role=role, **arguments)
+            gate_value = recorder.part(f"{name}_gate", gate, x, role=role, kind=kind)
             if self.runs_on_text:
-                f.hold(x=x, y=y)
-                x = f.add(x, f.mul(y, f.act(gate_value, "tanh")))
-                f.hold(x=x)
+                recorder.hold(x=x, y=y)
+                x = recorder.add(x, recorder.mul(y, recorder.act(gate_value, "tanh")))
+                recorder.hold(x=x)
         return x
 
     @property
-    def _role(self) -> Role:
-        """The role of all parts of the layer."""
+    def _node_role(self) -> Role:
+        """The role of the layer's nodes in counts: whether they run on text without images."""
         return "own" if self.runs_on_text else "idle"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -132,26 +132,26 @@ def _reference_class() -> type[nn.Module]:
     class GatedCrossReference(nn.Module):
         """The layer without an image. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedCrossLayer, context: Context) -> None:
+        def __init__(self, spec: GatedCrossLayer, model_properties: Context) -> None:
             super().__init__()
-            width = context.hidden_size
-            cross = Context(width, context.causal, cross=True, source_size=spec.source_size)
+            width = model_properties.hidden_size
+            cross = Context(width, model_properties.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1
-            for name, norm, part, part_context in (
+            for name, norm, component, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross),
-                ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, context),
+                ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
-                self.add_module(f"{name}_pre_norm", norm.reference(context))
-                self.add_module(name, part.reference(part_context))
+                self.add_module(f"{name}_pre_norm", norm.reference(model_properties))
+                self.add_module(name, component.reference(part_context))
                 self.add_module(f"{name}_gate", vector(torch.zeros(gate_size)))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             if not self.runs:
                 return x
-            no_image = replace(run, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            no_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
             for name in ("cross_attn", "mlp"):
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), no_image)
                 gate: Any = self.get_submodule(f"{name}_gate")

@@ -47,26 +47,26 @@ class GatedNormLayer(WholeLayer):
     def source(self) -> str:
         return "A.X-K2 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
-            sublayer_input = f.part(f"{name}_pre_norm", self.norm, x)
-            f.hold(y=sublayer_input)
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
+            sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
+            recorder.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated_output(f, name + GATE, sublayer_input)
-                f.hold(y=sublayer_input)
-            x = f.add(x, f.part(name, part, sublayer_input))
-            f.hold(x=x)
+                sublayer_input = self._gated_output(recorder, name + GATE, sublayer_input)
+                recorder.hold(y=sublayer_input)
+            x = recorder.add(x, recorder.part(name, component, sublayer_input))
+            recorder.hold(x=x)
         return x
 
-    def _gated_output(self, f: Flow, name: str, x: Value) -> Value:
+    def _gated_output(self, recorder: Flow, name: str, x: Value) -> Value:
         """Returns the output of a norm, multiplied by its gate."""
-        with f.scope(name, kind="norm"):
-            low_rank = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
-            return f.mul(x, f.act(f.linear("up_proj", low_rank, *x.axes), "sigmoid"))
+        with recorder.scope(name, kind="norm"):
+            low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
+            return recorder.mul(x, recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid"))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -94,22 +94,22 @@ def _reference_class() -> type[nn.Module]:
     class GatedNormLayerReference(nn.Module):
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedNormLayer, context: Context) -> None:
+        def __init__(self, spec: GatedNormLayer, model_properties: Context) -> None:
             super().__init__()
             gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 if gated[name]:
-                    self.add_module(f"{name}_pre_norm_gate", Gate(context.hidden_size, spec.gated_norm_rank))
-                self.add_module(name, part.reference(context))
+                    self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
+                self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(f"{name}_pre_norm")(x)
                 gate = f"{name}_pre_norm_gate"
                 y = self.get_submodule(gate)(y) if hasattr(self, gate) else y
-                x = x + self.get_submodule(name)(y, run)
+                x = x + self.get_submodule(name)(y, forward_pass)
             return x
 
     return GatedNormLayerReference

@@ -35,15 +35,15 @@ else:
     NgramInput = only("ngram_input:NgramInput")
 
 
-def record_gated_mean(f: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
+def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
     """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
     streams, hidden = x.axes
     assert isinstance(streams, Axis)
-    normed = f.norm("norm", x, norm, groups=streams)
-    gate = f.act(f.linear("down", normed, Axis("rank", rank)), "silu")
-    gate = f.act(f.linear("up", gate, streams, hidden), "sigmoid")
-    f.hold(normed=normed, gate=gate)
-    return f.sum(f.mul(gate, normed), hidden, mean=True), normed
+    normed = recorder.norm("norm", x, norm, groups=streams)
+    gate = recorder.act(recorder.linear("down", normed, Axis("rank", rank)), "silu")
+    gate = recorder.act(recorder.linear("up", gate, streams, hidden), "sigmoid")
+    recorder.hold(normed=normed, gate=gate)
+    return recorder.sum(recorder.mul(gate, normed), hidden, mean=True), normed
 
 
 class GatedStreamsLayer(WholeLayer):
@@ -72,23 +72,23 @@ class GatedStreamsLayer(WholeLayer):
     def source(self) -> str:
         return "Qwen4-Exp 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
         if self.ngram_input is not None:
-            x = f.add(x, f.part("ngram_input", self.ngram_input, x))
-        for part, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
-            assert isinstance(part, Component)
-            with f.scope(connection, kind="stream_gate"):
-                sublayer_input, normed = record_gated_mean(f, x, self.norm, self.hc_lowrank)
-                written = f.scale(f.act(f.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
-            f.hold(x=x, written=written)
-            y = f.part(part.node_name, part, sublayer_input)
-            x = f.add(x, f.mul(written, y, axes=x.axes))
-            f.hold(x=x)
+            x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
+        for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
+            assert isinstance(component, Component)
+            with recorder.scope(connection, kind="stream_gate"):
+                sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
+                written = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
+            recorder.hold(x=x, written=written)
+            y = recorder.part(component.node_name, component, sublayer_input)
+            x = recorder.add(x, recorder.mul(written, y, axes=x.axes))
+            recorder.hold(x=x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -122,19 +122,19 @@ class GatedStreams(ResidualStreams):
     def source(self) -> str:
         return "Qwen4-Exp 2026"
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.copies(x, Axis("streams", self.hc_mult))
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.copies(x, Axis("streams", self.hc_mult))
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
-        return f.part("stream_output", self, x)
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("stream_output", self, x)
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the gated mean of the streams. x: all streams."""
-        mean, _ = record_gated_mean(f, x, self.norm, self.hc_lowrank)
+        mean, _ = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
         return mean
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["streams"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["streams"](self, model_properties)
 
 
 def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
@@ -172,38 +172,40 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
-        """The layer. x: [batch, tokens, streams, hidden] → same shape."""
+        """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: GatedStreamsLayer, context: Context) -> None:
+        def __init__(self, spec: GatedStreamsLayer, model_properties: Context) -> None:
             super().__init__()
             self.sublayers = []
-            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(context)
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, context.hidden_size, True)
+            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
                 self.add_module(f"{name}_connection", connection)
-                self.add_module(part.node_name, part.reference(context))
-                self.sublayers.append((f"{name}_connection", part.node_name))
+                self.add_module(component.node_name, component.reference(model_properties))
+                self.sublayers.append((f"{name}_connection", component.node_name))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x if self.ngram_input is None else x + self.ngram_input(x, run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
             for connection, name in self.sublayers:
                 mean, written = self.get_submodule(connection)(x)
-                x = x + written[..., None] * self.get_submodule(name)(mean, run)[:, :, None]
+                x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
             return x
 
     class StreamsReference(nn.Module):
         """Copies one residual stream into n streams, [batch, tokens, n, hidden], and reads their gated mean."""
 
-        def __init__(self, spec: GatedStreams, context: Context) -> None:
+        def __init__(self, spec: GatedStreams, model_properties: Context) -> None:
             super().__init__()
             self.n = spec.hc_mult
-            self.stream_output = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, context.hidden_size, False)
+            self.stream_output = Connection(
+                spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
+            )
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             mean, _ = self.stream_output(x)
             stream: Tensor = mean
             return stream

@@ -70,27 +70,29 @@ class Gemma4Layer(WholeLayer):
     def source(self) -> str:
         return "Gemma 4 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = f.add(x, self._between_norms(f, "self_attn", self.attention, x))
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = recorder.add(x, self._between_norms(recorder, "self_attn", self.attention, x))
         if self.dense is None:
-            x = f.add(x, self._between_norms(f, "mlp", self.feed_forward, x))
+            x = recorder.add(x, self._between_norms(recorder, "mlp", self.feed_forward, x))
         else:
-            network_sum = self._between_norms(f, "dense", self.dense, x)
-            network_sum = f.add(network_sum, self._between_norms(f, "mlp", self.feed_forward, x, router_input=x))
-            f.hold(both=network_sum)
-            x = f.add(x, f.part("sum_post_norm", self.norm, network_sum))
+            network_sum = self._between_norms(recorder, "dense", self.dense, x)
+            network_sum = recorder.add(
+                network_sum, self._between_norms(recorder, "mlp", self.feed_forward, x, router_input=x)
+            )
+            recorder.hold(both=network_sum)
+            x = recorder.add(x, recorder.part("sum_post_norm", self.norm, network_sum))
         if self.per_layer_input is not None:
-            x = f.add(x, f.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
-        return f.mul(x, f.buffer("scale", Axis("one", 1)))
+            x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
+        return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **router_input: Any) -> Value:
+    def _between_norms(self, recorder: Flow, name: str, component: Part, x: Value, **router_input: Any) -> Value:
         """Returns the output of a sublayer with a norm before it and a norm on its output."""
-        assert isinstance(part, Component)
-        y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **router_input)
-        return f.part(f"{name}_post_norm", self.norm, y)
+        assert isinstance(component, Component)
+        y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
+        return recorder.part(f"{name}_post_norm", self.norm, y)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -123,35 +125,37 @@ def _reference_class() -> type[nn.Module]:
     class Gemma4LayerReference(nn.Module):
         """Gemma 4's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Gemma4Layer, context: Context) -> None:
+        def __init__(self, spec: Gemma4Layer, model_properties: Context) -> None:
             super().__init__()
             self.scale = Scale()
-            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
-                if isinstance(part, Component):
-                    self.add_module(name, part.reference(context))
-                    self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(context))
+            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                if isinstance(component, Component):
+                    self.add_module(name, component.reference(model_properties))
+                    self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                    self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
             if spec.dense is not None:
-                self.sum_post_norm = spec.norm.reference(context)
+                self.sum_post_norm = spec.norm.reference(model_properties)
             if spec.per_layer_input is not None:
-                self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
+                self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _between_norms(self, name: str, x: Tensor, run: Run, **router_input: Tensor) -> Tensor:
-            pre_norm, part, post_norm = (
+        def _between_norms(self, name: str, x: Tensor, forward_pass: Run, **router_input: Tensor) -> Tensor:
+            pre_norm, component, post_norm = (
                 self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
             )
-            out: Tensor = post_norm(part(pre_norm(x), run, **router_input))
+            out: Tensor = post_norm(component(pre_norm(x), forward_pass, **router_input))
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x + self._between_norms("self_attn", x, run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x + self._between_norms("self_attn", x, forward_pass)
             if hasattr(self, "dense"):
-                network_sum = self._between_norms("dense", x, run) + self._between_norms("mlp", x, run, router_input=x)
+                network_sum = self._between_norms("dense", x, forward_pass) + self._between_norms(
+                    "mlp", x, forward_pass, router_input=x
+                )
                 x = x + self.sum_post_norm(network_sum)
             else:
-                x = x + self._between_norms("mlp", x, run)
+                x = x + self._between_norms("mlp", x, forward_pass)
             if hasattr(self, "per_layer_input"):
-                x = x + self.per_layer_input(x, run)
+                x = x + self.per_layer_input(x, forward_pass)
             return x * self.scale.value
 
     return Gemma4LayerReference

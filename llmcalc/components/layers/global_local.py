@@ -59,37 +59,37 @@ class GlobalTokens(ResidualStreams):
                 "num_global_tokens and block_size, and nowhere else"
             )
 
-    def check_place(self, place: Standing) -> None:
-        if place.side != "encoder":
-            raise ValueError(f"{place.where}: global tokens see later tokens; expected an encoder")
+    def check_place(self, stack_position: Standing) -> None:
+        if stack_position.side != "encoder":
+            raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
     def source(self) -> str:
         return "Phang et al. 2022, §3"
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.part("global_tokens", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("global_tokens", self, x)
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
-        return f.resized(x, x.rows.second.of)
+        return recorder.resized(x, x.rows.second.of)
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the global tokens and the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
-        table = f.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
+        table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
-        return f.prefixed(x, table, Joined(first=global_rows, second=text_rows))
+        return recorder.prefixed(x, table, Joined(first=global_rows, second=text_rows))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["tokens"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["tokens"](self, model_properties.hidden_size)
 
 
-def _required_streams(part: Any) -> Mapping[str, Any]:
+def _required_streams(component: Any) -> Mapping[str, Any]:
     return {
         "type": "global_tokens",
-        "num_global_tokens": part.num_global_tokens,
-        "block_size": part.block_size,
+        "num_global_tokens": component.num_global_tokens,
+        "block_size": component.block_size,
     }
 
 
@@ -130,47 +130,48 @@ class GlobalLocalAttention(TokenMixer):
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": _required_streams(self)}
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention to global tokens is for encoders; expected a decoder")
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
         heads = self.num_attention_heads
-        if place.width % heads:
+        if stack_position.width % heads:
             raise ValueError(
-                f"{place.where}.num_attention_heads: {heads}; expected a divisor of hidden_size {place.width}"
+                f"{stack_position.where}.num_attention_heads: {heads}; expected a divisor of hidden_size "
+                f"{stack_position.width}"
             )
 
     def source(self) -> str:
         return "Phang et al. 2022, §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second
         if self.staggered:
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
-            x = f.resized(x, Joined(first=rows.first, second=wider_rows))
-            f.hold(x=x)
-        q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
-        f.hold(q=q, k=k, v=v)
+            x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
+            recorder.hold(x=x)
+        q, k, v = (recorder.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        y = f.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        f.hold(out=y)
-        y = f.linear("o_proj", y, *x.axes)
-        return f.resized(y, rows) if self.staggered else y
+        y = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        recorder.hold(out=y)
+        y = recorder.linear("o_proj", y, *x.axes)
+        return recorder.resized(y, rows) if self.staggered else y
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["attention"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -194,20 +195,20 @@ class GlobalLocalLayer(WholeLayer):
     def source(self) -> str:
         return "Phang et al. 2022, §3"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)
-        text = f.part("self_attn_pre_norm", self.norm, f.resized(x, x.rows.second))
-        global_tokens = f.part("global_pre_norm", self.norm, f.resized(x, x.rows.first))
-        attention_input = f.cat(global_tokens, text, axes=x.axes, rows=x.rows)
-        f.hold(x=x, read=attention_input)
-        y = f.part("self_attn", self.attention, attention_input)
-        x = f.add(x, f.dropout(y, "attention_output", ends_sublayer=True))
-        f.hold(x=x)
-        y = f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x))
-        return f.add(x, f.dropout(y, "feed_forward", ends_sublayer=True))
+        text = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
+        global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
+        attention_input = recorder.cat(global_tokens, text, axes=x.axes, rows=x.rows)
+        recorder.hold(x=x, read=attention_input)
+        y = recorder.part("self_attn", self.attention, attention_input)
+        x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        recorder.hold(x=x)
+        y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -231,13 +232,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
             self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
-            self.tokens = run.memo["text tokens"] = x.shape[1]
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            self.tokens = forward_pass.memo["text tokens"] = x.shape[1]
             text = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
             global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
             return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text], 1)
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
     class Core(nn.Module):
@@ -251,19 +252,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
-            scale, count = q.shape[-1] ** -0.5, self.count
-            always = real.new_ones(count)
-            scores = q[:, :, :count] @ k.transpose(-1, -2) * scale
+            scale, global_count = q.shape[-1] ** -0.5, self.count
+            always = real.new_ones(global_count)
+            scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
             scores = scores.masked_fill(~torch.cat([always, real]), float("-inf"))
             of_global_tokens = self._weights(scores) @ v
-            blocks = [x[:, :, count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
-            to_global_tokens = blocks[0] @ k[:, :, None, :count].transpose(-1, -2)
+            blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
+            to_global_tokens = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             to_block = blocks[0] @ blocks[1].transpose(-1, -2)
             block_mask = real.unflatten(0, (-1, self.block))
             mask = torch.cat([always.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([to_global_tokens, to_block], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
-            of_text = weights[..., :count] @ v[:, :, None, :count] + weights[..., count:] @ blocks[2]
+            of_text = (
+                weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
+            )
             return torch.cat([of_global_tokens, of_text.flatten(2, 3)], 2)
 
         def _weights(self, scores: Tensor) -> Tensor:
@@ -280,8 +283,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(name, nn.Linear(hidden, hidden, bias=False))
             self.core = Core(spec)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            tokens, padding = run.memo["text tokens"], (self.shift, self.shift)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
             real = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             wider = torch.cat([x[:, : self.count], text], 1)
@@ -297,19 +300,24 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
 
-        def __init__(self, spec: GlobalLocalLayer, context: Context) -> None:
+        def __init__(self, spec: GlobalLocalLayer, model_properties: Context) -> None:
             super().__init__()
             self.count = spec.attention.num_global_tokens
             for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(context))
-            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+                self.add_module(name, spec.norm.reference(model_properties))
+            self.self_attn, self.mlp = (
+                spec.attention.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            y = self.self_attn(torch.cat([global_tokens, text], 1), run)
+            y = self.self_attn(torch.cat([global_tokens, text], 1), forward_pass)
             x = x + apply_dropout(self, "attention_output", y)
-            out: Tensor = x + apply_dropout(self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), run))
+            out: Tensor = x + apply_dropout(
+                self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
+            )
             return out
 
     return {

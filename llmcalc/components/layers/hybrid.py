@@ -67,18 +67,18 @@ class HybridBlock(Layer):
     def source(self) -> str:
         return "Falcon-H1 2025, §2.1"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
         assert isinstance(self.state_space, Component)
         assert isinstance(self.feed_forward, Component)
-        normed = f.part("mixers_pre_norm", self.norm, x)
-        f.hold(y=normed)
-        x = f.add(x, f.part("self_attn", self.attention, normed))
-        x = f.add(x, f.part("state_space", self.state_space, normed))
-        return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+        normed = recorder.part("mixers_pre_norm", self.norm, x)
+        recorder.hold(y=normed)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed))
+        x = recorder.add(x, recorder.part("state_space", self.state_space, normed))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -95,21 +95,28 @@ def _reference_class() -> type[nn.Module]:
     class HybridReference(nn.Module):
         """The hybrid layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: HybridBlock, context: Context) -> None:
+        def __init__(self, spec: HybridBlock, model_properties: Context) -> None:
             super().__init__()
-            self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
-            for name, part in (
+            self.mixers_pre_norm, self.mlp_pre_norm = (
+                spec.norm.reference(model_properties),
+                spec.norm.reference(model_properties),
+            )
+            for name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                assert isinstance(part, Component)
-                self.add_module(name, part.reference(context))
+                assert isinstance(component, Component)
+                self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             y = self.mixers_pre_norm(x)
-            x = x + self.get_submodule("self_attn")(y, run) + self.get_submodule("state_space")(y, run)
-            out: Tensor = x + self.get_submodule("mlp")(self.mlp_pre_norm(x), run)
+            x = (
+                x
+                + self.get_submodule("self_attn")(y, forward_pass)
+                + self.get_submodule("state_space")(y, forward_pass)
+            )
+            out: Tensor = x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
             return out
 
     return HybridReference

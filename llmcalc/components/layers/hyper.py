@@ -67,40 +67,42 @@ class HyperLayer(WholeLayer):
     def source(self) -> str:
         return "Xie et al. 2025, §4"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
-        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
-            sublayer_input, output_weights, mixed_streams = self._connection(f, f"{name}_connection", x)
-            f.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
-            f.hold(y=y)
-            x = f.add(f.mul(output_weights, y, axes=x.axes), mixed_streams)
-            f.hold(x=x)
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(component, Component)
+            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
+            recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            recorder.hold(y=y)
+            x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
+            recorder.hold(x=x)
         return x
 
-    def _connection(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
-        with f.scope(name, kind="residual"):
+        with recorder.scope(name, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
-                f, x, Beside(((streams,), (streams,), *mixing_axes))
+                recorder, x, Beside(((streams,), (streams,), *mixing_axes))
             )
-            f.hold(read=read_logits, written=write_logits)
-            weighted_sum = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
-            output_weights = f.scale(f.act(write_logits, "sigmoid"), self.hc_magnitude)
-            f.hold(summed=weighted_sum, strength=output_weights)
+            recorder.hold(read=read_logits, written=write_logits)
+            weighted_sum = recorder.sum(
+                recorder.mul(recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden
+            )
+            output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
+            recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
-                return weighted_sum, f.plus(output_weights, self.hc_eps), x
-            f.hold(raw=matrix[0])
-            doubly = f.plus(f.act(matrix[0], "softmax"), self.hc_eps)
-            doubly = f.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
-            x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
+                return weighted_sum, recorder.plus(output_weights, self.hc_eps), x
+            recorder.hold(raw=matrix[0])
+            doubly = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
+            doubly = recorder.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
+            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
             return weighted_sum, output_weights, x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -130,30 +132,32 @@ class HyperStreams(ResidualStreams):
                 "nowhere else"
             )
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.copies(x, Axis("streams", self.hc_mult))
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.copies(x, Axis("streams", self.hc_mult))
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
-        return f.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else f.part("hyper_streams", self, x)
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        return (
+            recorder.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else recorder.part("hyper_streams", self, x)
+        )
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
-        (raw_weights,) = _connection_weights(f, x, Beside(((streams,),)))
-        f.hold(raw=raw_weights)
-        weights = f.plus(f.act(raw_weights, "sigmoid"), PLAIN.eps)
-        f.hold(weights=weights)
-        return f.sum(f.mul(weights, x, axes=x.axes), hidden)
+        (raw_weights,) = _connection_weights(recorder, x, Beside(((streams,),)))
+        recorder.hold(raw=raw_weights)
+        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), PLAIN.eps)
+        recorder.hold(weights=weights)
+        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["streams"](self.hc_mult, context.hidden_size, self.merge)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
-    raw_weights = f.linear("map", f.normalized(x, PLAIN), out)
-    weight_parts = tuple(Value(x.rows, part) for part in out.parts)
-    f.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
+    raw_weights = recorder.linear("map", recorder.normalized(x, PLAIN), out)
+    weight_parts = tuple(Value(x.rows, component) for component in out.parts)
+    recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
     return weight_parts
 
 
@@ -227,18 +231,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(nn.Module):
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: HyperLayer, context: Context) -> None:
+        def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
-            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_connection", Connection(spec, context.hidden_size))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(x)
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
                 x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
 
@@ -261,10 +265,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 

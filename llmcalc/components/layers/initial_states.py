@@ -37,22 +37,22 @@ class InitialStatesLayer(WholeLayer):
     def source(self) -> str:
         return "NeoMME 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
-        start: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        start: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         single = (Axis("one", 1),)
-        share, start_share = f.split(f.vector("lambdas", Axis("mixed", 2)), single, single)
-        f.hold(x=x)
-        mixed = f.add(f.mul(x, share, axes=x.axes), f.mul(start, start_share, axes=x.axes))
-        y = f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, mixed))
-        x = f.add(x, f.dropout(y, "attention_output", ends_sublayer=True))
-        f.hold(x=x)
-        y = f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x))
-        return f.add(x, f.dropout(y, "feed_forward", ends_sublayer=True))
+        share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), single, single)
+        recorder.hold(x=x)
+        mixed = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
+        y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, mixed))
+        x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        recorder.hold(x=x)
+        y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -67,21 +67,27 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InitialStatesReference(nn.Module):
-        """The layer. x: [batch, tokens, hidden] → same shape."""
+        """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: InitialStatesLayer, context: Context) -> None:
+        def __init__(self, spec: InitialStatesLayer, model_properties: Context) -> None:
             super().__init__()
             assert isinstance(spec.attention, Component)
             assert isinstance(spec.feed_forward, Component)
             self.lambdas = vector(torch.tensor([1.0, 0.0]))
-            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
-            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (
+                spec.norm.reference(model_properties),
+                spec.norm.reference(model_properties),
+            )
+            self.self_attn, self.mlp = (
+                spec.attention.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            start = x if run.embedded is None else run.embedded
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            start = x if forward_pass.embedded is None else forward_pass.embedded
             mixed = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
-            x = x + self.self_attn(self.self_attn_pre_norm(mixed), run)
-            out: Tensor = x + self.mlp(self.mlp_pre_norm(x), run)
+            x = x + self.self_attn(self.self_attn_pre_norm(mixed), forward_pass)
+            out: Tensor = x + self.mlp(self.mlp_pre_norm(x), forward_pass)
             return out
 
     return InitialStatesReference

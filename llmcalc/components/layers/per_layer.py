@@ -49,24 +49,24 @@ class PerLayerEmbedding(StackPart):
     def source(self) -> str:
         return "Gemma 3n 2025"
 
-    def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
+    def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
         vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
         if vocab is not None:
-            table_vectors, _ = f.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
-            table_vectors = f.scale(table_vectors, width**0.5)
-        projected = f.scale(f.linear("projection", x, *vector_axes), x.width**-0.5)
-        f.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
-        normed = f.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
+            table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
+            table_vectors = recorder.scale(table_vectors, width**0.5)
+        projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
+        recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
+        normed = recorder.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
         if table_vectors is None:
             return normed
-        vectors = f.add(normed, table_vectors)
-        f.hold(both=vectors)
-        return f.scale(vectors, 2**-0.5)
+        vectors = recorder.add(normed, table_vectors)
+        recorder.hold(both=vectors)
+        return recorder.scale(vectors, 2**-0.5)
 
-    def reference(self, context: Context, layers: int = 1) -> nn.Module:
-        return _reference_classes()["table"](self, context, layers)
+    def reference(self, model_properties: Context, layers: int = 1) -> nn.Module:
+        return _reference_classes()["table"](self, model_properties, layers)
 
 
 class PerLayerGate(Part):
@@ -89,18 +89,20 @@ class PerLayerGate(Part):
     def source(self) -> str:
         return "Gemma 3n 2025"
 
-    def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
+    def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
         """Returns the term that is added to x. norm: the layer's norm, which is applied to the term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
-        gate = f.act(f.linear("gate", x, width), self.hidden_act)
+        gate = recorder.act(recorder.linear("gate", x, width), self.hidden_act)
         placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
-        vectors: Value = f.memo.get("per_layer_embedding", placeholder)  # of all layers; each layer reads its own
-        y = f.mul(gate, f.take(vectors, width))
-        f.hold(y=y)
-        return f.part("norm", norm, f.linear("projection", y, *x.axes))
+        vectors: Value = recorder.memo.get(
+            "per_layer_embedding", placeholder
+        )  # of all layers; each layer reads its own
+        y = recorder.mul(gate, recorder.take(vectors, width))
+        recorder.hold(y=y)
+        return recorder.part("norm", norm, recorder.linear("projection", y, *x.axes))
 
-    def reference(self, context: Context, norm: Norm) -> nn.Module:
-        return _reference_classes()["gate"](self, context, norm)
+    def reference(self, model_properties: Context, norm: Norm) -> nn.Module:
+        return _reference_classes()["gate"](self, model_properties, norm)
 
 
 @cache
@@ -108,28 +110,28 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """The vectors of all layers.
+        """Computes the per-layer embedding vectors of all layers for each token.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
 
-        def __init__(self, spec: PerLayerEmbedding, context: Context, layers: int) -> None:
+        def __init__(self, spec: PerLayerEmbedding, model_properties: Context, layers: int) -> None:
             super().__init__()
             self.rows, self.width, self.hidden = (
                 spec.vocab_size_per_layer_input,
                 spec.hidden_size_per_layer_input,
-                context.hidden_size,
+                model_properties.hidden_size,
             )
             if self.rows is not None:
                 self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
             self.norm = spec.norm.reference(Context(self.width))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             table_vectors = None
             if self.rows is not None:
-                assert run.ids is not None, "per-layer embeddings are looked up by token"
-                table_vectors = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
+                assert forward_pass.ids is not None, "per-layer embeddings are looked up by token"
+                table_vectors = self.embed(forward_pass.ids * (forward_pass.ids < self.rows)) * self.width**0.5
             projected = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
                 normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
@@ -142,16 +144,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Gate(nn.Module):
         """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
-        def __init__(self, spec: PerLayerGate, context: Context, norm: Norm) -> None:
+        def __init__(self, spec: PerLayerGate, model_properties: Context, norm: Norm) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.gate = nn.Linear(context.hidden_size, spec.hidden_size_per_layer_input, bias=False)
-            self.projection = nn.Linear(spec.hidden_size_per_layer_input, context.hidden_size, bias=False)
-            self.norm = norm.reference(context)
+            self.gate = nn.Linear(model_properties.hidden_size, spec.hidden_size_per_layer_input, bias=False)
+            self.projection = nn.Linear(spec.hidden_size_per_layer_input, model_properties.hidden_size, bias=False)
+            self.norm = norm.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            assert run.per_layer is not None, "the stack has no per-layer embeddings"
-            gated = activate(self.act, self.gate(x)) * run.per_layer[:, :, run.layer]
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
+            gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
             out: Tensor = self.norm(self.projection(gated))
             return out
 

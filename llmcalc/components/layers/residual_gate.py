@@ -45,24 +45,24 @@ class ResidualGateLayer(WholeLayer):
     def source(self) -> str:
         return "Muse Spark 2026"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part, output_norm in (
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            assert isinstance(part, Component)
-            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x))
-            f.hold(x=x, y=y)
-            y = f.part(f"{name}_post_norm", output_norm, y)
-            f.hold(y=y)
-            with f.scope(f"{name}_residual_gate", kind="residual"):
-                share = f.act(f.vector("", *x.axes), "sigmoid")
-                x = f.add(f.mul(x, share), f.mul(y, share))
-            f.hold(x=x)
+            assert isinstance(component, Component)
+            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            recorder.hold(x=x, y=y)
+            y = recorder.part(f"{name}_post_norm", output_norm, y)
+            recorder.hold(y=y)
+            with recorder.scope(f"{name}_residual_gate", kind="residual"):
+                gate_weight = recorder.act(recorder.vector("", *x.axes), "sigmoid")
+                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(y, gate_weight))
+            recorder.hold(x=x)
         return x
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -86,25 +86,25 @@ def _reference_class() -> type[nn.Module]:
     class ResidualGateReference(nn.Module):
         """The layer with gated residual sums. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ResidualGateLayer, context: Context) -> None:
+        def __init__(self, spec: ResidualGateLayer, model_properties: Context) -> None:
             super().__init__()
             output_norms = (spec.attention_output_norm, spec.feed_forward_output_norm)
             sublayers = (("self_attn", spec.attention), ("mlp", spec.feed_forward))
-            for (name, part), output_norm in zip(sublayers, output_norms, strict=True):
-                assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                self.add_module(name, part.reference(context))
-                self.add_module(f"{name}_post_norm", output_norm.reference(context))
-                self.add_module(f"{name}_residual_gate", vector(torch.zeros(context.hidden_size)))
+            for (name, component), output_norm in zip(sublayers, output_norms, strict=True):
+                assert isinstance(component, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+                self.add_module(f"{name}_post_norm", output_norm.reference(model_properties))
+                self.add_module(f"{name}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
                 y = self.get_submodule(f"{name}_post_norm")(y)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
-                share = torch.sigmoid(gate.weight)
-                residual_share = torch.sqrt((1 - share) * (1 + share))
-                x = residual_share * x + share * y
+                gate_weight = torch.sigmoid(gate.weight)
+                residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
+                x = residual_share * x + gate_weight * y
             return x
 
     return ResidualGateReference

@@ -66,26 +66,26 @@ class ShortcutLayer(Layer):
     def source(self) -> str:
         return "LongCat-Flash 2025, §2.2"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.feed_forward, Component)
-        x, normed = self._attention_sublayer(f, x, 0)
-        expert_output = f.part("mlp", self.feed_forward, normed)
-        f.hold(read=normed, aside=expert_output)
-        x = f.add(x, f.part("dense", self.dense, normed, nth=0))
-        f.hold(x=x)
-        x, normed = self._attention_sublayer(f, x, 1)
-        return f.add(f.add(x, f.part("dense", self.dense, normed, nth=1)), expert_output)
+        x, normed = self._attention_sublayer(recorder, x, 0)
+        expert_output = recorder.part("mlp", self.feed_forward, normed)
+        recorder.hold(read=normed, aside=expert_output)
+        x = recorder.add(x, recorder.part("dense", self.dense, normed, nth=0))
+        recorder.hold(x=x)
+        x, normed = self._attention_sublayer(recorder, x, 1)
+        return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed, nth=1)), expert_output)
 
-    def _attention_sublayer(self, f: Flow, x: Value, index: int) -> tuple[Value, Value]:
+    def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
         assert isinstance(self.attention, Component)
-        normed = f.part("self_attn_pre_norm", self.norm, x, nth=index)
-        x = f.add(x, f.part("self_attn", self.attention, normed, nth=index))
-        f.hold(x=x)
-        return x, f.part("dense_pre_norm", self.norm, x, nth=index)
+        normed = recorder.part("self_attn_pre_norm", self.norm, x, nth=index)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed, nth=index))
+        recorder.hold(x=x)
+        return x, recorder.part("dense_pre_norm", self.norm, x, nth=index)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -123,24 +123,24 @@ def _reference_class() -> type[nn.Module]:
     class ShortcutReference(nn.Module):
         """LongCat-Flash's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ShortcutLayer, context: Context) -> None:
+        def __init__(self, spec: ShortcutLayer, model_properties: Context) -> None:
             super().__init__()
             assert not isinstance(spec.attention, Nothing)
             assert not isinstance(spec.feed_forward, Nothing)
             first_and_second = range(2)
-            self.self_attn = nn.ModuleList(spec.attention.reference(context) for _ in first_and_second)
-            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(context) for _ in first_and_second)
-            self.dense = nn.ModuleList(spec.dense.reference(context) for _ in first_and_second)
-            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(context) for _ in first_and_second)
-            self.mlp = spec.feed_forward.reference(context)
+            self.self_attn = nn.ModuleList(spec.attention.reference(model_properties) for _ in first_and_second)
+            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
+            self.dense = nn.ModuleList(spec.dense.reference(model_properties) for _ in first_and_second)
+            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), forward_pass)
             normed = self.dense_pre_norm[0](x)
-            expert_output = self.mlp(normed, run)
-            x = x + self.dense[0](normed, run)
-            x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), run)
-            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), run) + expert_output
+            expert_output = self.mlp(normed, forward_pass)
+            x = x + self.dense[0](normed, forward_pass)
+            x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), forward_pass)
+            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
             return out
 
     return ShortcutReference

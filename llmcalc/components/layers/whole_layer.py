@@ -14,7 +14,7 @@ class WholeLayer(Layer):
     """A layer that requires attention, a feed-forward network and all of their norms."""
 
     @model_validator(mode="after")
-    def _check_whole(self) -> Self:
+    def _check_complete_layer(self) -> Self:
         if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
             kind = type(self).model_fields["type"].default
             raise ValueError(

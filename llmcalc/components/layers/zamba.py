@@ -93,7 +93,7 @@ class SharedBlock(Part):
     def source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
-    def flow(self, f: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
         norm: the layer's norm.
@@ -102,45 +102,45 @@ class SharedBlock(Part):
         """
 
         def adapter(adapter_input: Value, out: Shape) -> Value:
-            return self._adapter_output(f, adapter_input, out, other_adapters)
+            return self._adapter_output(recorder, adapter_input, out, other_adapters)
 
-        f.hold(x=x)
-        normed = f.part("self_attn_pre_norm", norm, x)
+        recorder.hold(x=x)
+        normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        y = f.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
-        f.hold(y=y)
-        y = f.part("mlp_pre_norm", norm, y)
-        with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
-            return self._network_output(f, y, None if self.adapter_rank is None else adapter)
+        y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        recorder.hold(y=y)
+        y = recorder.part("mlp_pre_norm", norm, y)
+        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
+            return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
 
-    def _network_output(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
+    def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
         network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
-        gate = f.linear("gate_proj", x, ffn, bias=network.gate_bias)
-        up_projection = f.linear("up_proj", x, ffn, bias=network.up_bias)
-        f.hold(x=x, gate=gate, up=up_projection)
+        gate = recorder.linear("gate_proj", x, ffn, bias=network.gate_bias)
+        up_projection = recorder.linear("up_proj", x, ffn, bias=network.up_bias)
+        recorder.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
-            to_gate, to_up = f.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
-            f.hold(to_gate=to_gate)
-            gate, up_projection = f.add(gate, to_gate), f.add(up_projection, to_up)
-            f.hold(gate=gate, up=up_projection)
-        y = f.mul(f.act(gate, network.hidden_act), up_projection)
-        return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
+            to_gate, to_up = recorder.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
+            recorder.hold(to_gate=to_gate)
+            gate, up_projection = recorder.add(gate, to_gate), recorder.add(up_projection, to_up)
+            recorder.hold(gate=gate, up=up_projection)
+        y = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
+        return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
-    def _adapter_output(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
-        """Records the running layer's adapter and, beside it, the adapters of other layers."""
+    def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+        """Records the running layer's adapter and, without running them, the adapters of other layers."""
 
         def mapped() -> Value:
-            return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
-        with f.scope("adapters", indices=range(1), **node_fields) as own_scope:
+        with recorder.scope("adapters", indices=range(1), **node_fields) as own_scope:
             own_scope.per_layer = True
             y = mapped()
         if other_adapters is not None:
-            number, role = other_adapters
-            indices = range(1, number + 1) if isinstance(number, int) else None
-            with f.scope("adapters", repeat=number, indices=indices, role=role, **node_fields):
+            adapter_count, role = other_adapters
+            indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
+            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
                 mapped()
         return y
 
@@ -194,7 +194,7 @@ class ZambaLayer(Layer):
     def source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
         other_adapters: Others | None = None
         if sharing is not None and sharing.first:
@@ -202,9 +202,9 @@ class ZambaLayer(Layer):
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
         role: Role = "own" if sharing is None or sharing.first else "shared"
-        embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
-        block_input = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
-        y = f.part(
+        embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
+        block_input = recorder.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        y = recorder.part(
             "transformer",
             self.transformer,
             block_input,
@@ -213,16 +213,16 @@ class ZambaLayer(Layer):
             other_adapters=other_adapters,
             role=role,
         )
-        y = f.linear("linear", y, *x.axes, kind="attention")
-        f.hold(added=y)
-        normed = f.part("mixer_pre_norm", self.norm, f.add(x, y))
-        return f.add(x, f.part("mixer", self.attention, normed))
+        y = recorder.linear("linear", y, *x.axes, kind="attention")
+        recorder.hold(added=y)
+        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, y))
+        return recorder.add(x, recorder.part("mixer", self.attention, normed))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -280,13 +280,13 @@ def _reference_class() -> type[nn.Module]:
             return output
 
     class Network(nn.Module):
-        def __init__(self, spec: SharedBlock, context: Context) -> None:
+        def __init__(self, spec: SharedBlock, model_properties: Context) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for name, child in spec.feed_forward.reference(context).named_children():
+            for name, child in spec.feed_forward.reference(model_properties).named_children():
                 self.add_module(name, child)
             if spec.adapter_rank is not None:
-                self.adapters = adapters(spec, context.hidden_size, 2 * spec.feed_forward.intermediate_size)
+                self.adapters = adapters(spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size)
 
         def forward(self, x: Tensor) -> Tensor:
             gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
@@ -299,15 +299,15 @@ def _reference_class() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The shared block. Residual stream and embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
-        def __init__(self, spec: ZambaLayer, context: Context) -> None:
+        def __init__(self, spec: ZambaLayer, model_properties: Context) -> None:
             super().__init__()
-            block, hidden = spec.transformer, context.hidden_size
+            block, hidden = spec.transformer, model_properties.hidden_size
             block_context = Context(2 * hidden, output_size=hidden)
             self.self_attn_pre_norm, self.mlp_pre_norm = (
                 spec.norm.reference(block_context),
-                spec.norm.reference(context),
+                spec.norm.reference(model_properties),
             )
-            self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, context)
+            self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
             for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear: Any = getattr(self.self_attn, name)
                 setattr(
@@ -316,20 +316,23 @@ def _reference_class() -> type[nn.Module]:
                     Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            y = self.self_attn(self.self_attn_pre_norm(x), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            y = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
             out: Tensor = self.mlp(self.mlp_pre_norm(y))
             return out
 
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ZambaLayer, context: Context) -> None:
+        def __init__(self, spec: ZambaLayer, model_properties: Context) -> None:
             super().__init__()
-            self.transformer = BlockReference(spec, context)
-            self.linear = nn.Linear(context.hidden_size, context.hidden_size, bias=False)
+            self.transformer = BlockReference(spec, model_properties)
+            self.linear = nn.Linear(model_properties.hidden_size, model_properties.hidden_size, bias=False)
             assert isinstance(spec.attention, Component)
-            self.mixer_pre_norm, self.mixer = spec.norm.reference(context), spec.attention.reference(context)
+            self.mixer_pre_norm, self.mixer = (
+                spec.norm.reference(model_properties),
+                spec.attention.reference(model_properties),
+            )
 
         def share(self, first_layer: ZambaReference) -> None:
             """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
@@ -350,10 +353,10 @@ def _reference_class() -> type[nn.Module]:
                 if "adapters." not in path:
                     setattr(self.transformer.get_submodule(holder), name, parameter)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            assert run.embedded is not None
-            block_output = self.linear(self.transformer(torch.cat([x, run.embedded], -1), run))
-            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + block_output), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            assert forward_pass.embedded is not None
+            block_output = self.linear(self.transformer(torch.cat([x, forward_pass.embedded], -1), forward_pass))
+            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + block_output), forward_pass)
             return out
 
     return ZambaReference

@@ -215,43 +215,55 @@ class Attention(TokenMixer):
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self if self.sizes(width)[1] == number else self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
-        other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
+        other_size = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
         if other_size and self.v_head_dim is not None:
             raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
-            self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+            self.position.check_heads(head_sizes)
+        fields = {
+            "num_attention_heads": head_sizes.heads,
+            "num_key_value_heads": head_sizes.kv_heads,
+            "head_dim": head_sizes.head_dim,
+        }
         return self.model_copy(update=fields)
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
         a = self.num_attention_heads
-        if self.head_dim is None and place.width % a:
+        if self.head_dim is None and stack_position.width % a:
             raise ValueError(
-                f"{place.where}.num_attention_heads: {a} does not divide hidden_size {place.width}; expected a "
-                "divisor, or a head_dim of its own"
+                f"{stack_position.where}.num_attention_heads: {a} does not divide hidden_size "
+                f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
-            self.position.check_place(place, place.width // a if self.head_dim is None else self.head_dim)
-        if self.whole_pass and place.side != "decoder":
-            raise ValueError(f"{place.where}.whole_pass: an encoder attends to all tokens anyway; expected false")
-        if self.value_convolution is not None and place.side != "encoder":
-            raise ValueError(f"{place.where}.value_convolution: reads later tokens; expected an encoder")
-        if self.attention_chunk_size is not None and place.side == "encoder":
-            raise ValueError(f"{place.where}.attention_chunk_size: stands in causal attention; expected a decoder")
-        if self.grid_window is not None and (not place.grid or place.before_grid):
-            raise ValueError(f"{place.where}.grid_window: is only valid in a vision encoder without a class embedding")
+            self.position.check_place(
+                stack_position, stack_position.width // a if self.head_dim is None else self.head_dim
+            )
+        if self.whole_pass and stack_position.side != "decoder":
+            raise ValueError(
+                f"{stack_position.where}.whole_pass: an encoder attends to all tokens anyway; expected false"
+            )
+        if self.value_convolution is not None and stack_position.side != "encoder":
+            raise ValueError(f"{stack_position.where}.value_convolution: reads later tokens; expected an encoder")
+        if self.attention_chunk_size is not None and stack_position.side == "encoder":
+            raise ValueError(
+                f"{stack_position.where}.attention_chunk_size: stands in causal attention; expected a decoder"
+            )
+        if self.grid_window is not None and (not stack_position.grid or stack_position.before_grid):
+            raise ValueError(
+                f"{stack_position.where}.grid_window: is only valid in a vision encoder without a class embedding"
+            )
         if self.block_indexer is not None:
-            self.block_indexer.check_place(place)
+            self.block_indexer.check_place(stack_position)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """Returns (query heads, key/value heads, head size)."""
@@ -271,9 +283,9 @@ class Attention(TokenMixer):
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
-    def share_bias(self, f: Flow, x: Value) -> None:
-        if "score_bias" not in f.memo:
-            f.memo["score_bias"] = f.distance_bias(f.memo["relative_bias"], x)
+    def share_bias(self, recorder: Flow, x: Value) -> None:
+        if "score_bias" not in recorder.memo:
+            recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
 
     def borrows(self) -> str:
         return "kv_shared" if self.kv_shared else ""
@@ -284,7 +296,7 @@ class Attention(TokenMixer):
 
     def flow(
         self,
-        f: Flow,
+        recorder: Flow,
         x: Value,
         memory: Value | None = None,
         out: Shape | None = None,
@@ -298,41 +310,45 @@ class Attention(TokenMixer):
         """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
-        size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        query_input = x if self.query_rank is None else self.query_rank.flow(f, x)
-        projected = self._projected_heads(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
-        q = self._normed_and_rotated(f, projected, "q_norm", dim)
+        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
+        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        q = self._normed_and_rotated(recorder, projected, "q_norm", dim)
         for name in self.idle_projections:
-            with f.scope(name, role="idle"):
-                f.linear("", x, heads, dim, bias=self.q_bias)
+            with recorder.scope(name, role="idle"):
+                recorder.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
-        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
-        causal = f.causal and not self.whole_pass
+        keys, values = self._keys_and_values(
+            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
+        )
+        causal = recorder.causal and not self.whole_pass
         if memory is None:
-            f.mask(q, keys, causal=causal, window=self.sliding_window, chunk=self.attention_chunk_size)
+            recorder.mask(q, keys, causal=causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
         if self.position is not None:
-            q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
+            q, bias = self.position.flow(recorder, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
-            bias = f.memo.get("score_bias")
-        f.hold(q=q, k=keys, v=values)
+            bias = recorder.memo.get("score_bias")
+        recorder.hold(q=q, k=keys, v=values)
         convolved_values = None
         if self.value_convolution is not None:
-            convolved_values = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
-            f.hold(convolved=convolved_values)
-        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
-        f.hold(k=keys, v=values)
+            convolved_values = recorder.part(
+                "value_convolution", self.value_convolution, values, heads=heads, head_axis=value_axis
+            )
+            recorder.hold(convolved=convolved_values)
+        keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
+        recorder.hold(k=keys, v=values)
         if bias is not None:
-            f.hold(bias=bias)
+            recorder.hold(bias=bias)
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             limits |= {} if self.grid_window is None else {"square": self.grid_window}
-            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in f.memo else {}
+            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
-            keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
+            keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = f.attention(
+        y = recorder.attention(
             "core",
             q,
             keys,
@@ -344,37 +360,39 @@ class Attention(TokenMixer):
             float32=self.float32_softmax,
             **limits,
         )
-        f.hold(out=y)
+        recorder.hold(out=y)
         if convolved_values is not None:
-            y = f.add(y, convolved_values)
-            f.hold(out=y)
+            y = recorder.add(y, convolved_values)
+            recorder.hold(out=y)
         if self.sinks:
-            f.vector("sinks", heads)
-        y = self._normed_and_gated(f, x, y, size)
-        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+            recorder.vector("sinks", heads)
+        y = self._normed_and_gated(recorder, x, y, value_axis)
+        return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normed_and_gated(self, f: Flow, x: Value, y: Value, size: Axis) -> Value:
-        """Returns the output of the heads after its norms and its gate. x: the layer's input."""
+    def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, value_axis: Axis) -> Value:
+        """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
-            y = f.norm("head_norm", y, self.head_norm, (size,))
-            f.hold(out=y)
+            y = recorder.norm("head_norm", y, self.head_norm, (value_axis,))
+            recorder.hold(out=y)
         if self.output_gate is not None:
-            y = self.output_gate.flow(f, x, y)
-            f.hold(out=y)
+            y = self.output_gate.flow(recorder, x, y)
+            recorder.hold(out=y)
         if self.sub_norm is not None:
-            concatenated_heads = f.flat(y)
-            f.hold(whole=concatenated_heads)
-            y = f.part("sub_norm", self.sub_norm, concatenated_heads)
+            concatenated_heads = recorder.flat(y)
+            recorder.hold(whole=concatenated_heads)
+            y = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
         return y
 
-    def _projected_heads(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    def _projected_heads(
+        self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
+    ) -> Value:
         """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
         if adapter is None:
-            return f.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
-        with f.scope(name):
-            return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
+            return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
+        with recorder.scope(name):
+            return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
 
-    def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
+    def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""
         qk = self.qk_norm
 
@@ -382,54 +400,60 @@ class Attention(TokenMixer):
             assert qk is not None
             normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
-            return f.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
+            return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
         x = normed(x) if qk is not None and qk.order == "before_rope" else x
-        x = f.rope(x, self.position) if isinstance(self.position, Rope) else x
+        x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
         return normed(x) if qk is not None and qk.order == "after_rope" else x
 
     def _keys_and_values(
         self,
-        f: Flow,
+        recorder: Flow,
         x: Value,
         heads: Axis,
         dim: Axis,
-        size: Axis,
+        value_axis: Axis,
         cross: bool,
         adapter: Adapter | None,
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
-        computed_keys_and_values: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
-        if self.kv_shared and "from_target" in f.memo:
-            return f.received(x, heads, dim), f.received(x, heads, size)
+        computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
+        if self.kv_shared and "from_target" in recorder.memo:
+            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
-            placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
+            placeholder = (
+                self,
+                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, value_axis), fixed=True),
+            )
             shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
             )  # nothing: the layer is recorded alone
-            return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
-        with f.function():
-            raw_keys = self._projected_heads(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
-            f.hold(raw=raw_keys)
-            keys = self._normed_and_rotated(f, raw_keys, "k_norm", dim)
+            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
+        with recorder.function():
+            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            recorder.hold(raw=raw_keys)
+            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
-                values = self._projected_heads(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
-            f.hold(k=keys, v=values, raw=keys)
+                values = self._projected_heads(
+                    recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter
+                )
+            recorder.hold(k=keys, v=values, raw=keys)
             if self.v_norm is not None:
-                values = f.norm("v_norm", values, self.v_norm, (size,))
-                f.hold(v=values)
-            if f.causal or cross:
+                values = recorder.norm("v_norm", values, self.v_norm, (value_axis,))
+                recorder.hold(v=values)
+            if recorder.causal or cross:
                 limit, cache_kind = self._cache_limit_and_kind(cross)
-                keys, values = f.cache("cache", cache_kind, keys, values, limit=limit)
+                keys, values = recorder.cache("cache", cache_kind, keys, values, limit=limit)
         if not cross:
             computed_keys_and_values.append((self, keys, values))
-        if not cross and f.memo.get("lends"):
+        if not cross and recorder.memo.get("lends"):
             kind = self.sharing_key_of()
-            f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
+            recorder.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
     def _cache_limit_and_kind(self, cross: bool) -> tuple[Number, str]:
@@ -457,8 +481,8 @@ class Attention(TokenMixer):
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
         return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -581,19 +605,19 @@ def _reference_class() -> type[nn.Module]:
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Attention, context: Context) -> None:
+        def __init__(self, spec: Attention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, self.causal, self.cross = spec, context.causal, context.cross
+            self.spec, self.causal, self.cross = spec, model_properties.causal, model_properties.cross
             self.heads = spec.num_attention_heads
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
-            self.head_dim = spec.head_dim or context.hidden_size // spec.num_attention_heads
+            self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            width = context.hidden_size
-            kv_width = context.source_size or width if context.cross else width
+            width = model_properties.hidden_size
+            kv_width = model_properties.source_size or width if model_properties.cross else width
             query_width = width
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
-                self.q_a_proj, self.q_a_norm = spec.query_rank.reference(context)
+                self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
             for name in spec.idle_projections:
                 self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
@@ -601,13 +625,15 @@ def _reference_class() -> type[nn.Module]:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
                 self.v_proj = nn.Linear(
-                    context.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
+                    model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
-            self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
+            self.o_proj = nn.Linear(
+                self.heads * self.value_dim, model_properties.output_size or width, bias=spec.o_bias
+            )
             if spec.output_gate is not None:
-                self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
+                self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)
             if spec.value_convolution is not None:
-                self.value_convolution = spec.value_convolution.reference(context, self.heads)
+                self.value_convolution = spec.value_convolution.reference(model_properties, self.heads)
             if spec.head_norm is not None:
                 self.head_norm = norm_reference(spec.head_norm, self.value_dim)
             if spec.sub_norm is not None:
@@ -615,13 +641,13 @@ def _reference_class() -> type[nn.Module]:
             self.core = Core()
             if spec.block_indexer is not None:
                 theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
-                self.indexer: Any = spec.block_indexer.reference(context, theta)
+                self.indexer: Any = spec.block_indexer.reference(model_properties, theta)
             if spec.position is not None and spec.position.type == "relative_bias":
-                self.relative_bias = spec.position.reference(context, self.heads)
+                self.relative_bias = spec.position.reference(model_properties, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":
-                self.disentangled = spec.position.reference(context, self.heads, self.head_dim)
+                self.disentangled = spec.position.reference(model_properties, self.heads, self.head_dim)
             if spec.position is not None and spec.position.type == "transformer_xl":
-                self.relative = spec.position.reference(context, self.heads, self.head_dim)
+                self.relative = spec.position.reference(model_properties, self.heads, self.head_dim)
             self.alibi = spec.position is not None and spec.position.type == "alibi"
             self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:
@@ -642,7 +668,7 @@ def _reference_class() -> type[nn.Module]:
             }[self.spec.qk_norm.scope]
 
         def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
-            """Applies the query or key norm. x: [batch, heads, tokens, head_dim]."""
+            """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
                 normed: Tensor = norm(x)
@@ -651,28 +677,28 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             return heads
 
-        def _normed_and_rotated(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
+        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: Run, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotated(x, run, start)
+                x = self.spec.position.rotated(x, forward_pass, start)
             return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
-        def _keys_and_values(self, x: Tensor, run: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, forward_pass: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
             if self.cross:
-                cached_tensors = None if run.store is None else run.store.get(self.cache)
+                cached_tensors = None if forward_pass.store is None else forward_pass.store.get(self.cache)
                 if cached_tensors is not None:
                     return cached_tensors[0], cached_tensors[1]
-                assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
-                x = run.memory
+                assert forward_pass.memory is not None, "cross-attention needs the encoder's output or a filled cache"
+                x = forward_pass.memory
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normed_and_rotated(raw_keys, "k_norm", run, 0 if self.cross else run.past)
+            k = self._normed_and_rotated(raw_keys, "k_norm", forward_pass, 0 if self.cross else forward_pass.past)
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
@@ -680,37 +706,41 @@ def _reference_class() -> type[nn.Module]:
             )
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
-            return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
+            return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        def _local_or_shared(
+            self, x: Tensor, forward_pass: Run, value_input: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
-                return self._keys_and_values(x, run, value_input)
+                return self._keys_and_values(x, forward_pass, value_input)
             spec = self.spec
             sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
-            if spec.kv_shared and sharing_key not in run.memo:
-                run.memo[sharing_key] = self._of_target(x, run)
+            if spec.kv_shared and sharing_key not in forward_pass.memo:
+                forward_pass.memo[sharing_key] = self._with_target_keys(x, forward_pass)
             keys_and_values: tuple[Tensor, Tensor] = (
-                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run, value_input)
+                forward_pass.memo[sharing_key]
+                if spec.kv_shared
+                else self._keys_and_values(x, forward_pass, value_input)
             )
-            if run.lends:
-                run.memo[sharing_key] = keys_and_values
+            if forward_pass.lends:
+                forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _of_target(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """Returns the keys and values that a target model has cached (zeros here), and those of this pass."""
+        def _with_target_keys(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past = run.past if limit is None else min(run.past, limit - 1)
+            past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
-        def _mask_and_bias(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
+            queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
-                run,
+                forward_pass,
                 end,
                 queries,
                 keys,
@@ -719,30 +749,34 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(run, end, queries, keys, x.device)
+            return mask, self._score_bias(forward_pass, end, queries, keys, x.device)
 
-        def _score_bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
+        def _score_bias(self, forward_pass: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
-            positions = run.span(end - queries, end, device), run.span(end - keys, end, device)
+            positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
                 layer_bias: Tensor = self.relative_bias(*positions)
                 return layer_bias
-            make: Any = partial(alibi_bias, self.heads) if self.alibi else run.bias
+            make: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make is None:
                 return None
-            stack_bias: Tensor = run.computed_once(("bias", self.heads, end, queries, keys), lambda: make(*positions))
+            stack_bias: Tensor = forward_pass.computed_once(
+                ("bias", self.heads, end, queries, keys), lambda: make(*positions)
+            )
             return stack_bias
 
-        def before_layers(self, x: Tensor, run: Run) -> None:
+        def before_layers(self, x: Tensor, forward_pass: Run) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
-            end = run.past + x.shape[1]
+            end = forward_pass.past + x.shape[1]
             if not self.cross:
-                self._score_bias(run, end, x.shape[1], end, x.device)
+                self._score_bias(forward_pass, end, x.shape[1], end, x.device)
 
-        def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
+        def _attention_in_squares(
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
+        ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]
+            squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
@@ -750,30 +784,32 @@ def _reference_class() -> type[nn.Module]:
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
-        def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention of x. value_input: the input of the values; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normed_and_rotated(
-                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", run, run.past
+                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
-            k, v = self._local_or_shared(x, run, value_input)
-            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
+            k, v = self._local_or_shared(x, forward_pass, value_input)
+            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_pass)
             if hasattr(self, "relative"):
-                q, bias = self.relative(q, run, run.past + x.shape[1])
+                q, bias = self.relative(q, forward_pass, forward_pass.past + x.shape[1])
             if hasattr(self, "disentangled"):
-                q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
+                q, bias = self.disentangled(
+                    q, k, forward_pass.memo["relative_embedding"], forward_pass, self.q_proj, self.k_proj
+                )
             convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group = self.heads // self.kv_heads
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             if hasattr(self, "indexer"):
-                k, v, mask = self.indexer.narrow(x, k, v, run)
+                k, v, mask = self.indexer.narrow(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
-                out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
+                out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):

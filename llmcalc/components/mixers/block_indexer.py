@@ -56,10 +56,13 @@ class BlockIndexer(Part):
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
 
-    def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` if attention with an indexer cannot be used in that place. place: of the attention."""
-        if place.side == "encoder":
-            raise ValueError(f"{place.where}.block_indexer: stands in causal attention; expected a decoder")
+    def check_place(self, stack_position: Standing) -> None:
+        """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
+
+        stack_position: of the attention.
+        """
+        if stack_position.side == "encoder":
+            raise ValueError(f"{stack_position.where}.block_indexer: stands in causal attention; expected a decoder")
 
     @property
     def chosen_tokens(self) -> int:
@@ -67,40 +70,44 @@ class BlockIndexer(Part):
         return self.index_block_size * self.index_topk_blocks
 
     def flow(
-        self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
+        self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
         """Records the selection of blocks. Returns the keys and values to read, and arguments of the attention core.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._keys_of_mask(f, self._chosen_mask(f, x, position), keys, values)
+        return self._keys_of_mask(recorder, self._chosen_mask(recorder, x, position), keys, values)
 
-    def _keys_of_mask(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
+    def _keys_of_mask(
+        self, recorder: Flow, mask: Value, keys: Value, values: Value
+    ) -> tuple[Value, Value, dict[str, Any]]:
         all_heads, *_ = keys.axes
         assert isinstance(all_heads, Axis)
-        sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
-        with f.function():
-            f.hold(k=keys, v=values)
-            mask = f.repeat(mask, all_heads)
-            f.hold(seen=mask)
-            mask, keys, values = f.only_selected(mask, keys, values, **sizes)
-        f.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
+        core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
+        with recorder.function():
+            recorder.hold(k=keys, v=values)
+            mask = recorder.repeat(mask, all_heads)
+            recorder.hold(seen=mask)
+            mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
+        recorder.hold(k=keys, v=values, mask=mask)
+        return keys, values, {"core": ops.BlockCore, "selection": mask, **core_fields}
 
-    def _chosen_mask(self, f: Flow, x: Value, position: Rope) -> Value:
+    def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens, for each head of the indexer."""
         heads, dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
-        with f.scope("indexer", role="no_grad"):
-            q = f.rope(f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,)), position)
-            f.hold(q=q)
-            keys = f.rope(f.norm("k_norm", f.linear("k_proj", x, dim), self.norm), position)
-            (keys,) = f.cache("cache", "indexer", keys)
-            f.hold(k=keys)
-            return f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
+        with recorder.scope("indexer", role="no_grad"):
+            q = recorder.rope(
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+            )
+            recorder.hold(q=q)
+            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, dim), self.norm), position)
+            (keys,) = recorder.cache("cache", "indexer", keys)
+            recorder.hold(k=keys)
+            return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)
 
-    def reference(self, context: Context, theta: float) -> nn.Module:
-        return _reference_class()(self, context.hidden_size, theta)
+    def reference(self, model_properties: Context, theta: float) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size, theta)
 
 
 @cache
@@ -127,15 +134,17 @@ def _reference_class() -> type[nn.Module]:
             )
             self.cache, self.core = cache_class()(), Core()
 
-        def _rotate(self, x: Tensor, run: Run) -> Tensor:
-            return rotate(x, run, run.past, self.spec.index_head_dim // 2 * 2, self.theta)
+        def _rotate(self, x: Tensor, forward_pass: Run) -> Tensor:
+            return rotate(x, forward_pass, forward_pass.past, self.spec.index_head_dim // 2 * 2, self.theta)
 
         @torch.no_grad()
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            spec, end = self.spec, run.past + x.shape[1]
-            q = self._rotate(self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), run)
-            (k,) = self.cache(run, self._rotate(self.k_norm(self.k_proj(x)), run))
-            positions, keys = run.span(run.past, end, x.device), run.span(0, end, x.device)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            spec, end = self.spec, forward_pass.past + x.shape[1]
+            q = self._rotate(
+                self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_pass
+            )
+            (k,) = self.cache(forward_pass, self._rotate(self.k_norm(self.k_proj(x)), forward_pass))
+            positions, keys = forward_pass.span(forward_pass.past, end, x.device), forward_pass.span(0, end, x.device)
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             blocks = -(-end // spec.index_block_size)
             scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
@@ -150,18 +159,18 @@ def _reference_class() -> type[nn.Module]:
             ] & (keys[None] <= positions[:, None])
             return selected_mask
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].
             """
-            selected_mask, group = self(x, run), k.shape[1] // self.spec.index_n_heads
+            selected_mask, group = self(x, forward_pass), k.shape[1] // self.spec.index_n_heads
             if group > 1:
                 selected_mask = selected_mask.repeat_interleave(group, 1)
-            if not run.past or x.shape[1] > 1:
+            if not forward_pass.past or x.shape[1] > 1:
                 return k, v, selected_mask
-            end, size = k.shape[-2], self.spec.index_block_size
-            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
+            end, block_size = k.shape[-2], self.spec.index_block_size
+            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
             indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)

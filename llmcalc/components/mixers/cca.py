@@ -86,51 +86,51 @@ class CompressedConvAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with other key and value heads; unchanged if their width is odd and cannot be halved."""
-        return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with `kv_heads` key and value heads; unchanged if their width is odd and cannot be halved."""
+        return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, width)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        width = sizes.kv_heads * sizes.head_dim
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        width = head_sizes.kv_heads * head_sizes.head_dim
         if not same(2 * floor_div(width, 2), width):
             raise Unscalable("values are computed in two halves; expected an even head_dim")
-        return super().with_heads(sizes)
+        return super().with_heads(head_sizes)
 
     def source(self) -> str:
         return "Figliolia et al. 2025, §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = f.linear("q_proj", x, heads, dim, bias=has_bias)
-        k = f.linear("k_proj", x, kv_heads, dim, bias=has_bias)
-        with f.function():
-            q, k = self._convolve_queries_and_keys(f, q, k)
-        f.hold(q=q, k=k)
-        q = self._scaled_and_rotated(f, q)
-        k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
-        v = self._mixed_values(f, x, kv_heads, dim)
-        f.hold(q=q, k=k, v=v)
-        k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
-        f.hold(k=k, v=v)
-        f.mask(q, k, causal=f.causal, window=window)
-        k, v = f.repeat(k, heads), f.repeat(v, heads)
-        f.hold(k=k, v=v)
-        y = f.attention("core", q, k, v, causal=f.causal, window=window)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=has_bias)
+        q = recorder.linear("q_proj", x, heads, dim, bias=has_bias)
+        k = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias)
+        with recorder.function():
+            q, k = self._convolve_queries_and_keys(recorder, q, k)
+        recorder.hold(q=q, k=k)
+        q = self._scaled_and_rotated(recorder, q)
+        k = recorder.mul(self._scaled_and_rotated(recorder, k), recorder.vector("key_scale", kv_heads))
+        v = self._mixed_values(recorder, x, kv_heads, dim)
+        recorder.hold(q=q, k=k, v=v)
+        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        recorder.hold(k=k, v=v)
+        recorder.mask(q, k, causal=recorder.causal, window=window)
+        k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
+        recorder.hold(k=k, v=v)
+        y = recorder.attention("core", q, k, v, causal=recorder.causal, window=window)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
-    def _convolve_queries_and_keys(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+    def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        joined_heads = f.cat(q, k, axes=(all_heads, dim))
-        f.hold(q=q, k=k, joined=joined_heads)
-        f.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        padded_rows = f.padded(joined_heads, t0 + t1 - 2, state="conv_state")
-        f.hold(seen=padded_rows)
+        joined_heads = recorder.cat(q, k, axes=(all_heads, dim))
+        recorder.hold(q=q, k=k, joined=joined_heads)
+        recorder.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
+        padded_rows = recorder.padded(joined_heads, t0 + t1 - 2, state="conv_state")
+        recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
-        joined_heads = f.conv(
+        joined_heads = recorder.conv(
             "conv_channels",
             padded_rows,
             all_heads,
@@ -140,43 +140,47 @@ class CompressedConvAttention(WindowedMixer):
             overlap=t1 - 1,
             **conv_options,
         )
-        joined_heads = f.conv(
+        joined_heads = recorder.conv(
             "conv_heads", joined_heads, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options
         )
-        f.hold(mixed=joined_heads)
+        recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
-        mean = f.scale(f.add(q, f.repeat(k, heads)), 0.5)
+        mean = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group = Axis("group", exact_div(heads.size, kv_heads.size))
-        mean_of_keys = f.sum(mean.view(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
-        f.hold(mean_q=mean, mean_k=mean_of_keys)
-        after_q, after_k = f.split(joined_heads, q.axes, k.axes)
-        return f.add(after_q, mean), f.add(after_k, mean_of_keys)
+        mean_of_keys = recorder.sum(
+            mean.view(kv_heads, group, dim), *k.axes, mean=True
+        )  # over the queries that share a key
+        recorder.hold(mean_q=mean, mean_k=mean_of_keys)
+        after_q, after_k = recorder.split(joined_heads, q.axes, k.axes)
+        return recorder.add(after_q, mean), recorder.add(after_k, mean_of_keys)
 
-    def _mixed_values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+    def _mixed_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
         """Returns the values: one half is computed from the token itself, the other half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         has_bias = self.attention_bias
-        with f.function():
-            projected = f.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
-            first_row = f.resumed(
-                f.apply_again(f.zeros(x, state="value_state"), projected, has_bias), state="value_state"
+        with recorder.function():
+            projected = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
+            first_row = recorder.resumed(
+                recorder.apply_again(recorder.zeros(x, state="value_state"), projected, has_bias), state="value_state"
             )
-            f.hold(made=projected, first=first_row)
-            f.state("value_state", half_width, last=(projected,))
-            delayed_values = f.delayed(projected, first_row)
-            f.hold(late=delayed_values)
-            return f.cat(f.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim))
+            recorder.hold(made=projected, first=first_row)
+            recorder.state("value_state", half_width, last=(projected,))
+            delayed_values = recorder.delayed(projected, first_row)
+            recorder.hold(late=delayed_values)
+            return recorder.cat(
+                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim)
+            )
 
-    def _scaled_and_rotated(self, f: Flow, x: Value) -> Value:
-        return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
+    def _scaled_and_rotated(self, recorder: Flow, x: Value) -> Value:
+        return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -210,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
     class CCAReference(nn.Module):
         """Compressed convolutional attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedConvAttention, context: Context) -> None:
+        def __init__(self, spec: CompressedConvAttention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, self.causal = spec, context.causal
-            h, a, k, d = context.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            self.spec, self.causal = spec, model_properties.causal
+            h, a, k, d = model_properties.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             channels, bias = (a + k) * d, spec.attention_bias
             self.q_proj, self.k_proj = nn.Linear(h, a * d, bias=bias), nn.Linear(h, k * d, bias=bias)
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
@@ -229,17 +233,17 @@ def _reference_class() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            stored_rows = self.conv_state.load(run)
+            stored_rows = self.conv_state.load(forward_pass)
             padded_rows = (
                 nn.functional.pad(joined_heads, (past_tokens, 0))
                 if stored_rows is None
                 else torch.cat([stored_rows[0], joined_heads], -1)
             )
-            self.conv_state.keep(run, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
+            self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
@@ -253,35 +257,35 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
-        def _mixed_values(self, x: Tensor, run: Run) -> Tensor:
+        def _mixed_values(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored_rows, projected = self.value_state.load(run), self.v_proj_before(x)
+            stored_rows, projected = self.value_state.load(forward_pass), self.v_proj_before(x)
             first_row = (
                 self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]
             )
-            self.value_state.keep(run, projected[:, -1])
+            self.value_state.keep(forward_pass, projected[:, -1])
             delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
             values: Tensor = torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
-        def _scaled_and_rotated(self, x: Tensor, run: Run) -> Tensor:
+        def _scaled_and_rotated(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
-            return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), run, run.past)
+            return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
             q, k = self._convolve_queries_and_keys(
-                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run
+                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), forward_pass
             )
             q, k, v = (
-                self._scaled_and_rotated(q, run),
-                self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
-                self._mixed_values(x, run).transpose(1, 2),
+                self._scaled_and_rotated(q, forward_pass),
+                self._scaled_and_rotated(k, forward_pass) * self.key_scale.weight[:, None, None],
+                self._mixed_values(x, forward_pass).transpose(1, 2),
             )
-            k, v = self.cache(run, k, v)
+            k, v = self.cache(forward_pass, k, v)
             mask = attention_mask(
-                run,
-                run.past + tokens,
+                forward_pass,
+                forward_pass.past + tokens,
                 tokens,
                 k.shape[-2],
                 x.device,

@@ -127,7 +127,7 @@ class CompressedAttention(TokenMixer):
         selected_tokens = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
         return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
             "attention.type 'compressed' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
             "whose width depends only on its heads"
@@ -136,120 +136,131 @@ class CompressedAttention(TokenMixer):
     def source(self) -> str:
         return "DeepSeek-V4 2026, §2.3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
-        compressed_query = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
-        q = f.linear("q_b_proj", compressed_query, heads, dim)
-        f.hold(small=compressed_query, q=q)
-        q = f.rope(f.normalized(q, without_weights, (dim,)), rope)
-        f.hold(q=q)
-        k = f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), rope)
+        compressed_query = recorder.norm(
+            "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
+        )
+        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
+        recorder.hold(small=compressed_query, q=q)
+        q = recorder.rope(recorder.normalized(q, without_weights, (dim,)), rope)
+        recorder.hold(q=q)
+        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
         cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
-        (k,) = f.cache("cache", cache_kind, k, limit=self.sliding_window)
-        f.hold(k=k)
-        f.mask(q, k, causal=True, window=self.sliding_window)
-        scores = [f.scores("core", q, k, values=k, window=self.sliding_window)]
+        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        recorder.hold(k=k)
+        recorder.mask(q, k, causal=True, window=self.sliding_window)
+        scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
         entries: Value | None = None
         mask: Value | None = None
         if self.compress_rate is not None:
-            with f.function():
-                entries = self._all_entries(f, "compressor", x, dim, rope)
-                f.hold(entries=entries)
-                mask = f.whole_entries(q, entries, self.compress_rate)
-                f.hold(seen=mask)
+            with recorder.function():
+                entries = self._all_entries(recorder, "compressor", x, dim, rope)
+                recorder.hold(entries=entries)
+                mask = recorder.whole_entries(q, entries, self.compress_rate)
+                recorder.hold(seen=mask)
                 if self.indexer is not None:
-                    selection = self._selected_entries(f, self.indexer, x, compressed_query, mask, rope)
-                    f.hold(chosen=selection)
-                    mask, entries = f.among(mask, selection, entries)
-            f.hold(entries=entries, entries_seen=mask)
+                    selection = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
+                    recorder.hold(chosen=selection)
+                    mask, entries = recorder.among(mask, selection, entries)
+            recorder.hold(entries=entries, entries_seen=mask)
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
             entry_options: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
-            scores.append(f.scores("entry_core", q, entries, **entry_options))
-        shares = f.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
-        f.hold(shares=shares)
-        y = f.weighted(shares, k)
-        f.hold(out=y)
+            scores.append(recorder.scores("entry_core", q, entries, **entry_options))
+        attention_weights = recorder.joint_softmax(
+            q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
+        )
+        recorder.hold(shares=attention_weights)
+        y = recorder.weighted(attention_weights, k)
+        recorder.hold(out=y)
         if entries is not None:
-            y = f.add(y, f.weighted(shares, entries))
-            f.hold(out=y)
-        f.vector("sinks", heads)
-        y = f.rope(y, rope, back=True)
+            y = recorder.add(y, recorder.weighted(attention_weights, entries))
+            recorder.hold(out=y)
+        recorder.vector("sinks", heads)
+        y = recorder.rope(y, rope, back=True)
         groups = Axis("output_groups", self.o_groups)
-        return f.linear("o_b_proj", f.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank)), *x.axes)
+        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
+        return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _selected_entries(
-        self, f: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
+        self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries that each token attends to. mask: the entries it may select from."""
+        """Selects the entries that each token attends to. mask: the entries from which a token may select."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
-        with f.scope("indexer", role="no_grad"):
-            entries = self._all_entries(f, "compressor", x, dim, rope)
-            q = f.linear("q_proj", compressed_query, heads, dim)
-            f.hold(entries=entries, q=q)
-            q = f.rope(q, rope)
-            f.hold(q=q)
+        with recorder.scope("indexer", role="no_grad"):
+            entries = self._all_entries(recorder, "compressor", x, dim, rope)
+            q = recorder.linear("q_proj", compressed_query, heads, dim)
+            recorder.hold(entries=entries, q=q)
+            q = recorder.rope(q, rope)
+            recorder.hold(q=q)
             entry_options: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
-            scores = f.act(f.scale(f.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5), "relu")
-            return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
+            scores = recorder.act(
+                recorder.scale(recorder.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5),
+                "relu",
+            )
+            return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_entries(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
+    def _all_entries(self, recorder: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
         """Returns the compressed entries of all tokens so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
-        with f.scope(name):
+        with recorder.scope(name):
             projections = (
-                self._entry_projection(f, "kv_proj", x, series),
-                self._entry_projection(f, "gate_proj", x, series),
+                self._entry_projection(recorder, "kv_proj", x, series),
+                self._entry_projection(recorder, "gate_proj", x, series),
             )
-            f.hold(rest_kv=projections[0], rest_gate=projections[1])
-            pending = f.with_rest(*projections)
-            f.hold(rest_kv=pending[0], rest_gate=pending[1])
-            kv, gate = (f.windows(series_rows, rate) for series_rows in pending)
-            gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
-            f.hold(kv=kv, gate=gate)
+            recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
+            pending = recorder.with_rest(*projections)
+            recorder.hold(rest_kv=pending[0], rest_gate=pending[1])
+            kv, gate = (recorder.windows(series_rows, rate) for series_rows in pending)
+            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series, many=rate.size))
+            recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._with_last_window(f, kv, gate, rate, dim, x.rows)
-                f.hold(kv=kv, gate=gate)
-            entries = f.norm("norm", f.weighted_mean(kv, gate), self.norm)
-            f.hold(new=entries)
-            entries = f.rope(entries, rope, every=rate.size)
-            f.hold(new=entries)
+                kv, gate = self._with_last_window(recorder, kv, gate, rate, dim, x.rows)
+                recorder.hold(kv=kv, gate=gate)
+            entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
+            recorder.hold(new=entries)
+            entries = recorder.rope(entries, rope, every=rate.size)
+            recorder.hold(new=entries)
             op = ops.EntryCache(dim.size, rate.size, 2 * pending[0].width, rows=x.rows)
-            return f.keep_entries(op, entries, *pending)
+            return recorder.keep_entries(op, entries, *pending)
 
     def _with_last_window(
-        self, f: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
-        """Joins the windows of both series; the first series is delayed by one window."""
+        """Concatenates each window of the second half of the features with the previous window of the first half."""
         window_rows = Beside(((rate,), (rate,)))
-        with f.function():
+        with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
+                recorder.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
             )
-            zeros = f.zeros(delayed_series, state="last_window"), f.zeros(gate_delayed_series, state="last_window")
-            first_window, first_gate = (f.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
-            f.hold(first=first_window, gate_first=first_gate)
+            zeros = (
+                recorder.zeros(delayed_series, state="last_window"),
+                recorder.zeros(gate_delayed_series, state="last_window"),
+            )
+            first_window, first_gate = (recorder.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
+            recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(dim.size, rate.size, rows=tokens)
-            f.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
+            recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window, delayed_gate = (
-                f.delayed(delayed_series, first_window),
-                f.delayed(gate_delayed_series, first_gate),
+                recorder.delayed(delayed_series, first_window),
+                recorder.delayed(gate_delayed_series, first_gate),
             )
-            f.hold(late=delayed_window, gate_late=delayed_gate)
-            return f.cat(delayed_window, current_series, axes=(window_rows, dim)), f.cat(
+            recorder.hold(late=delayed_window, gate_late=delayed_gate)
+            return recorder.cat(delayed_window, current_series, axes=(window_rows, dim)), recorder.cat(
                 delayed_gate, current_gate, axes=(window_rows, dim)
             )
 
-    def _entry_projection(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
         """Records a projection from which compressed entries are computed."""
         assert self.compress_rate is not None
-        op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
+        op = ops.EntryLinear(x.width, recorder.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
-        return f.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
+        return recorder.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"
@@ -258,8 +269,8 @@ class CompressedAttention(TokenMixer):
             f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -306,28 +317,28 @@ def _reference_class() -> type[nn.Module]:
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
-        def _with_last_window(self, kv: Tensor, gate: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """Joins the first series, delayed by one window, and the second.
+        def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            """Concatenates each window of the second half of x with the previous window of the first half.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
             (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
-            stored_window = self.last_window.load(run)
+            stored_window = self.last_window.load(forward_pass)
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
                 if stored_window is None
                 else tuple(t[:, None] for t in stored_window)
             )
-            self.last_window.keep(run, delayed_series[:, -1], gate_delayed_series[:, -1])
+            self.last_window.keep(forward_pass, delayed_series[:, -1], gate_delayed_series[:, -1])
             delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
                 torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
             )
             return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(forward_pass)
             entries: Tensor | None = None
             if stored_rows is not None:
                 entries, kv, gate = (
@@ -342,7 +353,7 @@ def _reference_class() -> type[nn.Module]:
                 kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
-                    kv, gate = self._with_last_window(kv, gate, run)
+                    kv, gate = self._with_last_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if entries is None else entries.shape[1]
                 positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
@@ -350,7 +361,7 @@ def _reference_class() -> type[nn.Module]:
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(run, entries, *pending)
+            self.cache.keep(forward_pass, entries, *pending)
             return entries
 
     class Chooser(nn.Module):
@@ -365,10 +376,10 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), Core()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, run: Run) -> Tensor:
-            entries = self.compressor(x, run)
+        def forward(self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: Run) -> Tensor:
+            entries = self.compressor(x, forward_pass)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            q = rotate(q, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
@@ -383,16 +394,18 @@ def _reference_class() -> type[nn.Module]:
         Given attention weights, it returns the weighted sum of the values, which are the keys.
         """
 
-        def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
-            scores: Tensor = q @ k[:, None].transpose(-1, -2) if shares is None else shares @ k[:, None]
+        def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
+            scores: Tensor = (
+                q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
+            )
             return scores
 
     class CompressedAttentionReference(nn.Module):
         """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedAttention, context: Context) -> None:
+        def __init__(self, spec: CompressedAttention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, context.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             self.q_a_proj, self.q_a_norm = (
                 nn.Linear(hidden, spec.q_lora_rank, bias=False),
                 norm_reference(spec.norm, spec.q_lora_rank),
@@ -414,20 +427,22 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, run: Run, inverse: bool = False) -> Tensor:
-            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse)
+        def _rotate(self, x: Tensor, forward_pass: Run, inverse: bool = False) -> Tensor:
+            return rotate(
+                x, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse
+            )
 
-        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
-            spec, end = self.spec, run.past + x.shape[1]
+            spec, end = self.spec, forward_pass.past + x.shape[1]
             assert spec.compress_rate is not None
-            entries = self.compressor(x, run)
-            complete_entries = (run.span(run.past, end, x.device) + 1) // spec.compress_rate
+            entries = self.compressor(x, forward_pass)
+            complete_entries = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries
-            selected_entries = self.indexer(x, compressed_query, allowed_entries, run)
-            if run.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
+            selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
+            if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 return entries.gather(
                     1, selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
                 ), allowed_entries[:, : selected_entries.shape[-1]]
@@ -436,28 +451,35 @@ def _reference_class() -> type[nn.Module]:
             )
             return entries, (allowed_entries & selected_mask)[:, None]
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             compressed_query = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            q = self._rotate(self.unit(q), run)
-            (k,) = self.cache(run, self._rotate(self.kv_norm(self.kv_proj(x)), run))
-            end, keys = run.past + x.shape[1], k.shape[1]
-            mask = attention_mask(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
+            q = self._rotate(self.unit(q), forward_pass)
+            (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
+            end, keys = forward_pass.past + x.shape[1], k.shape[1]
+            mask = attention_mask(
+                forward_pass, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window
+            )
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, entry_mask = self._entries_and_mask(x, compressed_query, run)
+                entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
                 scores = torch.cat([scores, self.entry_core(q, entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            shares = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
-            out = self.core(q, k, shares[..., :keys])
+            attention_weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            out = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
-                out = out + self.entry_core(q, entries, shares[..., keys:])
-            out = self._rotate(out, run, inverse=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+                out = out + self.entry_core(q, entries, attention_weights[..., keys:])
+            out = (
+                self._rotate(out, forward_pass, inverse=True)
+                .transpose(1, 2)
+                .flatten(2)
+                .unflatten(-1, (spec.o_groups, -1))
+            )
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 

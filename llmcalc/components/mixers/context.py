@@ -58,39 +58,41 @@ class ContextAttention(TwoSetsMixer):
     def source(self) -> str:
         return DFLASH
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
-        context: Value = f.memo.get("target_states", x)  # x itself where the part is recorded alone
+        context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.rope(self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=bias), dim), self.position)
+        q = recorder.rope(
+            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=bias), dim), self.position
+        )
         joint_rows = Joined(first=x.rows, second=context.rows)
-        keys = f.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        normed = self._normalize(f, "k_norm", keys, dim)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        context_keys = f.apply_again(context, keys, bias)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, dim)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        context_keys = recorder.apply_again(context, keys, bias)
         if self.norm is not None:
-            context_keys = f.normalized(context_keys, self.norm, (dim,), like=normed)
-        context_keys, context_values = f.cache(
+            context_keys = recorder.normalized(context_keys, self.norm, (dim,), like=normed)
+        context_keys, context_values = recorder.cache(
             "cache",
             self.cache_kind,
-            f.rope(context_keys, self.position),
-            f.apply_again(context, values, bias),
+            recorder.rope(context_keys, self.position),
+            recorder.apply_again(context, values, bias),
             limit=self.sliding_window,
         )
-        sizes = heads.size, dim.size, dim.size
-        core = ops.AttentionCore(*sizes, causal=False, window=self.sliding_window, rows=x.rows)
-        block_core = ops.AttentionCore(*sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        y = f.core("core", core, q, context_keys, context_values, axes=(heads, dim))
-        own_keys = f.rope(normed, self.position)
-        y = f.add(y, f.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
-        return f.linear("o_proj", y, *x.axes, bias=bias)
+        core_sizes = heads.size, dim.size, dim.size
+        core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        y = recorder.core("core", core, q, context_keys, context_values, axes=(heads, dim))
+        own_keys = recorder.rope(normed, self.position)
+        y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
+        return recorder.linear("o_proj", y, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._describe("of a block")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -112,16 +114,18 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _projected_heads(self, projection: str, x: Tensor, run: Run) -> Tensor:
+        def _projected_heads(self, projection: str, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
-            return heads if projection == "v" else self.spec.position.rotated(heads, run, run.past)
+            return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            spec, context = self.spec, run.memo["target_states"]
-            q, k, v = (self._projected_heads(projection, x, run) for projection in "qkv")
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            spec, context = self.spec, forward_pass.memo["target_states"]
+            q, k, v = (self._projected_heads(projection, x, forward_pass) for projection in "qkv")
             context_k, context_v = self.cache(
-                run, self._projected_heads("k", context, run), self._projected_heads("v", context, run)
+                forward_pass,
+                self._projected_heads("k", context, forward_pass),
+                self._projected_heads("v", context, forward_pass),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]

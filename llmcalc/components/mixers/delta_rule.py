@@ -50,14 +50,16 @@ def delta_rule_class() -> type[nn.Module]:
             super().__init__()
             self.chunk, self.by_channel = chunk, by_channel
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: Run, state: Any
+        ) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            stored_state = state.load(run)
+            stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one = stored_state is not None and q.shape[2] == 1
             out, new_state = (self._run_token if decodes_one else self._run_chunks)(q, k, v, g, beta, old_state)
-            state.keep(run, new_state)
+            state.keep(forward_pass, new_state)
             return out
 
         def _run_token(
@@ -72,13 +74,13 @@ def delta_rule_class() -> type[nn.Module]:
         def _run_chunks(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            tokens, size = q.shape[2], self.chunk
-            pad = -tokens % size
+            tokens, chunk_size = q.shape[2], self.chunk
+            pad = -tokens % chunk_size
             q, k, v, g, beta = (
-                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, size)) for x in (q, k, v, g, beta[..., None])
+                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size)) for x in (q, k, v, g, beta[..., None])
             )
             g = g.cumsum(-2)
-            mask = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+            mask = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).tril()
             decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()
             if self.by_channel:
                 decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~mask[..., None], float("-inf")).exp()

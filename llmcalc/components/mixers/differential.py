@@ -73,69 +73,79 @@ class DifferentialAttention(WindowedMixer):
     def borrows(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with other key and value heads; unchanged for an odd number, which cannot be halved."""
-        return self if number % 2 else super().with_kv_heads(number, width)
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with other key and value heads; unchanged for an odd kv_heads, which cannot be halved."""
+        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, width)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(2 * floor_div(sizes.kv_heads, 2), sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
-        return super().with_heads(sizes)
+        return super().with_heads(head_sizes)
 
     def source(self) -> str:
         return "Ye et al. 2024, §2.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = self._rotated(f, f.linear("q_proj", x, heads, dim, bias=has_bias))
-        k, v = self._keys_and_values(f, x, kv_heads, dim)
-        f.mask(q, k, causal=True, window=self.sliding_window)
+        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, dim, bias=has_bias))
+        k, v = self._keys_and_values(recorder, x, kv_heads, dim)
+        recorder.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
-        halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
-        first_values, second_values = (f.repeat(half, heads) for half in halves)
-        f.hold(q=q, k=k, v=v, first=first_values, second=second_values)
-        k = f.repeat(k, heads)
-        f.hold(k=k)
+        halves = (
+            recorder.repeat(half, kv_heads, tiled=True) for half in recorder.split(v, half_of_values, half_of_values)
+        )
+        first_values, second_values = (recorder.repeat(half, heads) for half in halves)
+        recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
+        k = recorder.repeat(k, heads)
+        recorder.hold(k=k)
         window = self.sliding_window
         cores = (
-            f.attention("core_1", q, k, first_values, window=window),
-            f.attention("core_2", q, k, second_values, window=window),
+            recorder.attention("core_1", q, k, first_values, window=window),
+            recorder.attention("core_2", q, k, second_values, window=window),
         )
         double_dim = Beside(((dim,), (dim,)))
-        joined_heads = f.cat(*cores, axes=(heads, double_dim))
+        joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
         half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        plus, minus = f.split(joined_heads, half, half)
-        share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
-        f.hold(both=joined_heads, share=share)
-        y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
+        plus, minus = recorder.split(joined_heads, half, half)
+        share = recorder.plus(
+            recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
+        )
+        recorder.hold(both=joined_heads, share=share)
+        y = recorder.sub(plus, recorder.mul(minus, share))  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
-        y = f.norm("norm", y, norm, (double_dim,)) if self.norm_weight else f.normalized(y, norm, (double_dim,))
-        y = f.scale(y, 1 - self.lambda_init)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=has_bias)
+        y = (
+            recorder.norm("norm", y, norm, (double_dim,))
+            if self.norm_weight
+            else recorder.normalized(y, norm, (double_dim,))
+        )
+        y = recorder.scale(y, 1 - self.lambda_init)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
-    def _rotated(self, f: Flow, x: Value) -> Value:
-        return x if self.position is None else f.rope(x, self.position)
+    def _rotated(self, recorder: Flow, x: Value) -> Value:
+        return x if self.position is None else recorder.rope(x, self.position)
 
-    def _keys_and_values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
+    def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
             placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
-            keys, values = f.memo.get(key, placeholder)
-            return keys.view(*f.rank_part((kv_heads, dim))), values.view(*f.rank_part((kv_heads, dim)))
-        keys = self._rotated(f, f.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
-        values = f.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
-        f.memo[key] = keys, values = f.cache("cache", self.cache_kind, keys, values, limit=self.sliding_window)
-        if f.memo.get("lends"):
-            f.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
+            keys, values = recorder.memo.get(key, placeholder)
+            return keys.view(*recorder.rank_part((kv_heads, dim))), values.view(*recorder.rank_part((kv_heads, dim)))
+        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
+        recorder.memo[key] = keys, values = recorder.cache(
+            "cache", self.cache_kind, keys, values, limit=self.sliding_window
+        )
+        if recorder.memo.get("lends"):
+            recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
         return keys, values
 
-    def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
+    def _lambda_term(self, recorder: Flow, term: str, dim: Axis) -> Value:
         """Records one of the two terms exp(λ_q · λ_k) of λ."""
-        product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
-        return f.act(f.sum(product), "exp")
+        product = recorder.mul(recorder.vector(f"lambda_q{term}", dim), recorder.vector(f"lambda_k{term}", dim))
+        return recorder.act(recorder.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -143,8 +153,8 @@ class DifferentialAttention(WindowedMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"differential {heads} × {self.head_dim}{window}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -192,31 +202,31 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
-        def _rotated(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _rotated(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
             heads, position = self._split_heads(name, x), self.spec.position
-            return heads if position is None else position.rotated(heads, run, run.past)
+            return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
 
-        def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             spec = self.spec
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:
-                shape = x.shape[0], spec.num_key_value_heads, run.past + x.shape[1], spec.head_dim
-                absent = x.new_zeros(shape), x.new_zeros(shape)  # the layer is run alone
-                shared: tuple[Tensor, Tensor] = run.memo.get(sharing_key, absent)
+                shape = x.shape[0], spec.num_key_value_heads, forward_pass.past + x.shape[1], spec.head_dim
+                absent = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
+                shared: tuple[Tensor, Tensor] = forward_pass.memo.get(sharing_key, absent)
                 return shared
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
-                run, self._rotated("k_proj", x, run), self._split_heads("v_proj", x)
+                forward_pass, self._rotated("k_proj", x, forward_pass), self._split_heads("v_proj", x)
             )
-            if run.lends:
-                run.memo[sharing_key] = keys_and_values
+            if forward_pass.lends:
+                forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            q = self._rotated("q_proj", x, run)
-            k, v = self._keys_and_values(x, run)
-            end, window = run.past + x.shape[1], self.spec.sliding_window
-            mask = attention_mask(run, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            q = self._rotated("q_proj", x, forward_pass)
+            k, v = self._keys_and_values(x, forward_pass)
+            end, window = forward_pass.past + x.shape[1], self.spec.sliding_window
+            mask = attention_mask(forward_pass, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
             first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeat_heads(k)
             joined_heads = torch.cat(

@@ -68,30 +68,30 @@ class DynamicMaskAttention(WindowedMixer):
     def source(self) -> str:
         return "Shi et al. 2024 (Doge)"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
-        q = f.rope(q, self.position)
-        k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
-        k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=has_bias)
-        k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
+        q = recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
+        q = recorder.rope(q, self.position)
+        k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
+        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
+        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
-        f.hold(q=q, k=k, v=v)
-        f.mask(q, k, causal=True, window=window)
-        with f.function():
+        recorder.hold(q=q, k=k, v=v)
+        recorder.mask(q, k, causal=True, window=window)
+        with recorder.function():
             rows = WithPast(of=x.rows, window=window)
-            steps = f.act(f.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
-            f.hold(steps=steps)
-            strength = f.act(f.mul(steps, f.vector("A", kv_heads)), "exp")
-            f.hold(strength=strength)
-            mask = f.strongest(strength, q, k, **limits)
-        f.hold(mask=mask)
-        k, v, mask = (f.repeat(value, heads) for value in (k, v, mask))
-        f.hold(k=k, v=v, mask=mask)
-        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=has_bias)
+            step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
+            recorder.hold(steps=step_sizes)
+            strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
+            recorder.hold(strength=strength)
+            mask = recorder.strongest(strength, q, k, **limits)
+        recorder.hold(mask=mask)
+        k, v, mask = (recorder.repeat(value, heads) for value in (k, v, mask))
+        recorder.hold(k=k, v=v, mask=mask)
+        y = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -101,8 +101,8 @@ class DynamicMaskAttention(WindowedMixer):
             f"{self.keep_window_size} keys kept{window}"
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -153,8 +153,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
-            steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
-            strength = (steps * self.A.weight).exp().transpose(1, 2)[:, :, None]
+            step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
+            strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
@@ -166,13 +166,19 @@ def _reference_class() -> type[nn.Module]:
             ]
             return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
-            q = spec.position.rotated(self.q_norm(self._split_heads("q_proj", x)), run, run.past)
-            k = spec.position.rotated(self.k_norm(self._split_heads("k_proj", x)), run, run.past)
-            k, v = self.cache(run, k, self._split_heads("v_proj", x))
+            q = spec.position.rotated(self.q_norm(self._split_heads("q_proj", x)), forward_pass, forward_pass.past)
+            k = spec.position.rotated(self.k_norm(self._split_heads("k_proj", x)), forward_pass, forward_pass.past)
+            k, v = self.cache(forward_pass, k, self._split_heads("v_proj", x))
             causal_mask = attention_mask(
-                run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+                forward_pass,
+                forward_pass.past + tokens,
+                tokens,
+                k.shape[-2],
+                x.device,
+                causal=True,
+                window=spec.sliding_window,
             )
             mask = self._mask(v, causal_mask)
             if group > 1:

@@ -1,4 +1,4 @@
-"""Exclusive attention of an encoder: each head's output loses a share of what is parallel to the token's own value.
+"""Exclusive attention of an encoder: each head's output loses part of its projection on the token's own value.
 
 transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
 """
@@ -71,10 +71,10 @@ class ExclusiveAttention(TokenMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.kv_heads, self.num_key_value_heads) or not same(sizes.head_dim, self.head_dim):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.kv_heads, self.num_key_value_heads) or not same(head_sizes.head_dim, self.head_dim):
             raise Unscalable("the stack's value embeddings have its key and value heads; expected the same")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.adds_embeddings:
@@ -85,45 +85,45 @@ class ExclusiveAttention(TokenMixer):
     def source(self) -> str:
         return "NeoMME 2026"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.linear("q_proj", x, heads, dim, bias=bias)
-        keys = f.linear("k_proj", x, kv_heads, dim, bias=bias)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=bias)
-        q = f.rope(f.norm("q_norm", q, self.norm, (dim,)), self.position)
-        keys = f.rope(f.norm("k_norm", keys, self.norm, (dim,)), self.position)
+        q = recorder.linear("q_proj", x, heads, dim, bias=bias)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias)
+        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (dim,)), self.position)
+        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (dim,)), self.position)
         if self.adds_embeddings:
-            values = f.add(values, f.memo.get("value_embeddings", values))
-        f.mask(q, keys, causal=False, window=self.sliding_window)
-        f.hold(q=q, k=keys, v=values)
-        repeated = f.repeat(keys, heads), f.repeat(values, heads)
-        f.hold(k=repeated[0], v=repeated[1])
-        y = f.attention("core", q, *repeated, causal=False, window=self.sliding_window)
-        f.hold(out=y, v=values)
-        y = self._without_own_value(f, y, values)
-        f.hold(out=y)
-        y = f.mul(y, f.act(f.linear("gate_proj", x, heads, dim), "sigmoid"))
-        return f.linear("o_proj", y, *x.axes, bias=bias)
+            values = recorder.add(values, recorder.memo.get("value_embeddings", values))
+        recorder.mask(q, keys, causal=False, window=self.sliding_window)
+        recorder.hold(q=q, k=keys, v=values)
+        repeated = recorder.repeat(keys, heads), recorder.repeat(values, heads)
+        recorder.hold(k=repeated[0], v=repeated[1])
+        y = recorder.attention("core", q, *repeated, causal=False, window=self.sliding_window)
+        recorder.hold(out=y, v=values)
+        y = self._without_own_value(recorder, y, values)
+        recorder.hold(out=y)
+        y = recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        return recorder.linear("o_proj", y, *x.axes, bias=bias)
 
-    def _without_own_value(self, f: Flow, y: Value, values: Value) -> Value:
-        """Returns the output of the heads less a share of its projection on the token's value."""
+    def _without_own_value(self, recorder: Flow, y: Value, values: Value) -> Value:
+        """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
         kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = y.axes
         group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
         y = y.view(kv_heads, group, dim)
-        unit = f.div(values, f.root_mean_square(values))
-        alpha = f.act(f.vector("alpha", kv_heads, group), "tanh")
-        share = f.mul(f.sum(f.mul(y, unit), kv_heads, group), alpha)
-        return f.sub(y, f.mul(unit, share, axes=y.axes)).view(*heads)
+        unit = recorder.div(values, recorder.root_mean_square(values))
+        alpha = recorder.act(recorder.vector("alpha", kv_heads, group), "tanh")
+        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit), kv_heads, group), alpha)
+        return recorder.sub(y, recorder.mul(unit, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"exclusive GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -149,31 +149,33 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, size, bias = spec, spec.head_dim, spec.attention_bias
-            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=bias)
-            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
-            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.spec, head_dim, bias = spec, spec.head_dim, spec.attention_bias
+            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=bias)
+            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
+            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.core = Core()
             self.alpha = vector(torch.zeros(spec.num_attention_heads))
-            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=False)
-            self.o_proj = nn.Linear(spec.num_attention_heads * size, hidden, bias=bias)
+            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=False)
+            self.o_proj = nn.Linear(spec.num_attention_heads * head_dim, hidden, bias=bias)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k, v = (
                 projection(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
-            q, k = (spec.position.rotated(norm(h), run, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
-            v = v + run.memo["value_embeddings"] if spec.adds_embeddings else v
+            q, k = (spec.position.rotated(norm(h), forward_pass, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
+            v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             group = spec.num_attention_heads // spec.num_key_value_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            mask = attention_mask(run, tokens, tokens, tokens, x.device, causal=False, window=spec.sliding_window)
+            mask = attention_mask(
+                forward_pass, tokens, tokens, tokens, x.device, causal=False, window=spec.sliding_window
+            )
             out = self.core(q, k, v, mask)
             unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
-            share = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
-            out = (out - share * unit).transpose(1, 2).flatten(2)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
+            out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
             result: Tensor = self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
             return result
 

@@ -31,13 +31,13 @@ class FourierMixer(TokenMixer):
     def source(self) -> str:
         return "Lee-Thorp et al. 2021, §3.2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        return f.act(x, "identity")
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return recorder.act(x, "identity")
 
     def describe(self, hidden_size: int) -> str:
         return "Fourier"
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()()
 
     @classmethod
@@ -53,7 +53,7 @@ def _reference_class() -> type[nn.Module]:
     class FourierReference(nn.Module):
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
             return mixed_features
 

@@ -88,38 +88,47 @@ class GatedDeltaNet(TokenMixer):
     def source(self) -> str:
         return "Yang et al. 2024 (arXiv:2412.06464), §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
         values: Shape = (heads, value_dim)
-        q, k, v = f.linear("q_proj", x, *keys), f.linear("k_proj", x, *keys), f.linear("v_proj", x, *values)
+        q, k, v = (
+            recorder.linear("q_proj", x, *keys),
+            recorder.linear("k_proj", x, *keys),
+            recorder.linear("v_proj", x, *values),
+        )
         qkv_axes = Beside((keys, keys, values))
-        u = f.cat(q, k, v, axes=(qkv_axes,))
-        u = f.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = f.split(f.act(u, "silu"), *qkv_axes.parts)
-        q, k = f.repeat(q, heads), f.repeat(k, heads)
-        decay_rate = f.act(f.vector("A_log", heads), "exp")  # the decay rate of each head
-        decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), decay_rate)
-        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
+        u = recorder.cat(q, k, v, axes=(qkv_axes,))
+        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
+        decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
+        decay = recorder.mul(
+            recorder.act(
+                recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads)), "softplus"
+            ),
+            decay_rate,
+        )
+        beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        y = f.alternatives(
-            chunked=lambda: f.core("core", rule, *inputs, axes=values, about=node_fields),
-            step=lambda: f.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
         )
-        f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
-        gate = f.act(f.linear("g_proj", x, *values), "silu")
-        y = f.norm("norm", y, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
-        return f.linear("o_proj", f.mul(y, gate), *x.axes)
+        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
+        y = recorder.norm("norm", y, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
         return f"gated DeltaNet {heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -176,10 +185,10 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            convolution_output = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
+            convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
@@ -189,7 +198,7 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            out = self.core(q, k, v, decay, beta, run, self.recurrent_state)
+            out = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
             result: Tensor = self.o_proj(normed.flatten(2))

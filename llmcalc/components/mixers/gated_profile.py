@@ -41,52 +41,57 @@ class GatedProfileAttention(ProfileAttention):
     def source(self) -> str:
         return "Inkling 2 2026"
 
-    def flow(self, f: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
-        q = f.linear("q_proj", x, heads, dim)
+        q = recorder.linear("q_proj", x, heads, dim)
         keys, values = (
-            self._convolved(f, f"{name}_conv", f.linear(f"{name}_proj", y, kv_heads, dim), y)
+            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
             for name, y in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
         )
-        shares, gate = f.linear("r_proj", x, heads, rank), f.linear("gate_proj", x, heads, dim)
-        sinks = f.linear("sink_proj", x, heads)
-        q = f.normalized(f.mul(q, f.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
-        keys, values = f.normalized(keys, WEIGHTLESS, (dim,)), f.normalized(values, WEIGHTLESS, (dim,))
-        shares = f.normalized(f.mul(shares, f.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,))
+        profile_weights, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
+        sinks = recorder.linear("sink_proj", x, heads)
+        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
+        keys, values = recorder.normalized(keys, WEIGHTLESS, (dim,)), recorder.normalized(values, WEIGHTLESS, (dim,))
+        profile_weights = recorder.normalized(
+            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
+        )
         cache_kind = "full_attention" if window is None else "sliding_attention"
-        keys, values = f.cache("cache", cache_kind, keys, values, limit=window)
-        f.mask(q, keys, causal=True, window=window)
-        bias = self.bias_of(f, shares, q, keys)
-        f.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
-        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
-        f.hold(k=keys, v=values)
-        y = f.attention("core", q, keys, values, causal=f.causal, bias=bias, window=window)
-        y = f.mul(y, f.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
-        y = f.mul(y, f.act(gate, "sigmoid"))
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes)
+        keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
+        recorder.mask(q, keys, causal=True, window=window)
+        bias = self.bias_of(recorder, profile_weights, q, keys)
+        recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
+        keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
+        recorder.hold(k=keys, v=values)
+        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        y = recorder.mul(y, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
+        y = recorder.mul(y, recorder.act(gate, "sigmoid"))
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes)
 
-    def _convolved(self, f: Flow, name: str, x: Value, token: Value) -> Value:
-        """Returns keys or values after their convolution. token: what computes a part of the taps."""
+    def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
+        """Returns keys or values after their convolution.
+
+        token: the vectors from which a part of the filter is computed.
+        """
         if not self.dynamic_convolutions:
-            return add_convolution(f, name, x, self.conv_kernel_size)
+            return add_convolution(recorder, name, x, self.conv_kernel_size)
         (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
-        with f.scope(name):
-            weights = f.linear("weight_proj", token, heads, taps)
-            weights = f.mul(weights, f.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
-            f.state("conv_state", heads, dim, taps, kind="conv_state")
-            return f.add(f.sum(f.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
+        with recorder.scope(name):
+            weights = recorder.linear("weight_proj", token, heads, taps)
+            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
+            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
+            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -111,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     def bounded(x: Tensor, longest: float) -> Tensor:
-        """Returns vectors of at most that length. x: [..., size] → same shape."""
+        """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
         scaled: Tensor = (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
         return scaled
@@ -126,11 +131,11 @@ def _reference_class() -> type[nn.Module]:
             self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
-        def forward(self, x: Tensor, token: Tensor, run: Run) -> Tensor:
-            stored = self.conv_state.load(run)
+        def forward(self, x: Tensor, token: Tensor, forward_pass: Run) -> Tensor:
+            stored = self.conv_state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
             inputs = torch.cat([earlier, x], 1)
-            self.conv_state.keep(run, inputs[:, -self.kernel :])
+            self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
             convolved: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
@@ -145,46 +150,50 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            shares = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
-            out: Tensor = shares.to(v.dtype) @ v
+            profile_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
+            out: Tensor = profile_weights.to(v.dtype) @ v
             return out
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedProfileAttention, context: Context) -> None:
-            super().__init__(spec, context)
-            heads, size, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
-            kv_heads, hidden = spec.num_key_value_heads, context.hidden_size
+        def __init__(self, spec: GatedProfileAttention, model_properties: Context) -> None:
+            super().__init__(spec, model_properties)
+            heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
+            kv_heads, hidden = spec.num_key_value_heads, model_properties.hidden_size
             if spec.dynamic_convolutions:
-                self.k_conv, self.v_conv = (TokenConvolution(hidden, kv_heads, kv_heads * size, kernel) for _ in "kv")
-            self.gate_proj = nn.Linear(hidden, heads * size, bias=False)
+                self.k_conv, self.v_conv = (
+                    TokenConvolution(hidden, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
+                )
+            self.gate_proj = nn.Linear(hidden, heads * head_dim, bias=False)
             self.sink_proj = nn.Linear(hidden, heads, bias=False)
-            self.q_scale = vector(torch.ones(heads, size))
+            self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
-            self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), size)
+            self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = Core()
 
-        def _convolved(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _convolved_heads(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, run)
+            y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
             by_head: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return by_head
 
         def forward(
-            self, x: Tensor, run: Run, key_input: Tensor | None = None, value_input: Tensor | None = None
+            self, x: Tensor, forward_pass: Run, key_input: Tensor | None = None, value_input: Tensor | None = None
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
-            k = self._convolved("k", x if key_input is None else key_input, run)
-            v = self._convolved("v", x if value_input is None else value_input, run)
+            k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
+            v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
             q = bounded(q, 512**0.5).transpose(1, 2)
-            k, v = self.cache(run, bounded(k, 512**0.5), self.v_norm(v))
-            end = run.past + x.shape[1]
-            mask = attention_mask(run, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window)
-            shares = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(bounded(shares, 8.0).transpose(1, 2), run, end, k.shape[2])
+            k, v = self.cache(forward_pass, bounded(k, 512**0.5), self.v_norm(v))
+            end = forward_pass.past + x.shape[1]
+            mask = attention_mask(
+                forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
+            )
+            profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
+            bias = self.bias_of(bounded(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             out: Tensor = self.o_proj(y * self.gate_proj(x).sigmoid())

@@ -28,13 +28,17 @@ class GroupedQueryMixer(TokenMixer):
     def score_position(self) -> Rope | None:
         return self.position
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.position is not None:
-            self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+            self.position.check_heads(head_sizes)
+        fields = {
+            "num_attention_heads": head_sizes.heads,
+            "num_key_value_heads": head_sizes.kv_heads,
+            "head_dim": head_sizes.head_dim,
+        }
         return self.model_copy(update=fields)
 
 

@@ -53,39 +53,41 @@ class GroupedProjectionAttention(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, exact_div(width, self.num_attention_heads))
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
         for name in ("num_attention_heads", "q_groups", "k_groups", "v_groups", "o_groups"):
             number = getattr(self, name)
-            if place.width % number:
-                raise ValueError(f"{place.where}.{name}: {number}; expected a divisor of hidden_size {place.width}")
+            if stack_position.width % number:
+                raise ValueError(
+                    f"{stack_position.where}.{name}: {number}; expected a divisor of hidden_size {stack_position.width}"
+                )
 
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            f.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
+            recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
             for name, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
-        f.mask(q, k, causal=False)
-        f.hold(q=q, k=k, v=v)
-        y = f.flat(f.attention("core", q, k, v, causal=False))
-        f.hold(out=y)
-        return f.conv("o_proj", y, *x.axes, kernel=1, groups=self.o_groups, bias=True)
+        recorder.mask(q, k, causal=False)
+        recorder.hold(q=q, k=k, v=v)
+        y = recorder.flat(recorder.attention("core", q, k, v, causal=False))
+        recorder.hold(out=y)
+        return recorder.conv("o_proj", y, *x.axes, kernel=1, groups=self.o_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _attention_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _attention_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -118,16 +120,16 @@ class GroupedFeedForward(SingleWidthNetwork):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        y = f.act(f.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
-        return f.conv("down_proj", y, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+        y = recorder.act(recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
+        return recorder.conv("down_proj", y, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _network_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _network_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -174,13 +176,13 @@ def _attention_class() -> type[nn.Module]:
             self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
             self.core = Core()
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q, k, v = (
                 _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
             tokens = x.shape[1]
-            mask = attention_mask(run, run.past + tokens, tokens, tokens, x.device, causal=False)
+            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, tokens, x.device, causal=False)
             return _apply_convolution(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference
@@ -199,7 +201,7 @@ def _network_class() -> type[nn.Module]:
             self.up_proj = _grouped_convolution(hidden, spec.intermediate_size, spec.up_groups)
             self.down_proj = _grouped_convolution(spec.intermediate_size, hidden, spec.down_groups)
 
-        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
             return _apply_convolution(self.down_proj, activate(self.act, _apply_convolution(self.up_proj, x)))
 
     return GroupedFeedForwardReference

@@ -64,34 +64,34 @@ class Indexer(Part):
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
 
-    def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.
 
         compressed: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
         """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        query_input = compressed if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+        query_input = compressed if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         assert query_input is not None
-        q = f.linear("q_proj", query_input, heads, dim)
-        f.hold(small=query_input, q=q)
+        q = recorder.linear("q_proj", query_input, heads, dim)
+        recorder.hold(small=query_input, q=q)
         if self.position_scale:
-            q = scale_by_position(f, q, heads)
-            f.hold(q=q)
-        keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
-        keys = keys if position is None else f.rope(keys, position)
-        weights = f.linear("weights_proj", x, heads)
-        f.hold(weights=weights)
-        (keys,) = f.cache("cache", "indexer", keys)
-        f.hold(k=keys)
-        scores = f.scores("core", q if position is None else f.rope(q, position), keys, weights=weights)
-        f.hold(scores=scores)
-        f.select(scores, keys, self.index_topk)
+            q = scale_by_position(recorder, q, heads)
+            recorder.hold(q=q)
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
+        keys = keys if position is None else recorder.rope(keys, position)
+        weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(weights=weights)
+        (keys,) = recorder.cache("cache", "indexer", keys)
+        recorder.hold(k=keys)
+        scores = recorder.scores("core", q if position is None else recorder.rope(q, position), keys, weights=weights)
+        recorder.hold(scores=scores)
+        recorder.select(scores, keys, self.index_topk)
         return scores
 
-    def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
+    def reference(self, model_properties: Context, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the queries' input. rope: the rotated dimensions, 0 for none."""
-        return _reference_class()(self, context.hidden_size, query, rope, theta)
+        return _reference_class()(self, model_properties.hidden_size, query, rope, theta)
 
 
 @cache
@@ -126,21 +126,21 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 
-        def _rotated(self, x: Tensor, run: Run) -> Tensor:
+        def _rotated_heads(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
-            return rotate(x, run, run.past, self.rope, self.theta) if self.rope else x
+            return rotate(x, forward_pass, forward_pass.past, self.rope, self.theta) if self.rope else x
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             if spec.input_norm is not None:
                 compressed_query = self.input_norm(x)
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
-                q = self.position_scale(q, run)
-            k, weights = self._rotated(self.k_norm(self.k_proj(x)), run), self.weights_proj(x)
-            (k,) = self.cache(run, k)
-            scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
+                q = self.position_scale(q, forward_pass)
+            k, weights = self._rotated_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            (k,) = self.cache(forward_pass, k)
+            scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
             return selected_tokens

@@ -87,61 +87,72 @@ class KimiDeltaAttention(TokenMixer):
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.kv_heads, sizes.heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.kv_heads, head_sizes.heads):
             raise Unscalable(
                 "attention.type 'kimi_delta_attention' requires as many key/value heads as query heads; expected a "
                 "--kv-ratio of 1, or none"
             )
-        return self.model_copy(update={"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim})
+        return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Kimi Team 2025 (arXiv:2510.26692), §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
         all_heads: Shape = (heads, dim)
         kernel, qkv_axes = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
-        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,))
-        u = f.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = f.split(f.act(u, "silu"), *qkv_axes.parts)
-        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs, node_fields = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
-        rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
-        y = f.alternatives(
-            chunked=lambda: f.core("core", rule, *inputs, axes=all_heads, about=node_fields),
-            step=lambda: f.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
+        u = recorder.cat(
+            *(recorder.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,)
         )
-        f.state("recurrent_state", heads, dim, dim, bits=32)
-        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
-        return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
+        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
+        inputs, node_fields = (
+            (q, k, v, self._record_log_decay(recorder, x, all_heads), beta),
+            {"source": "Kimi Team 2025, §3.1"},
+        )
+        rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
+        )
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        return recorder.linear(
+            "o_proj",
+            recorder.mul(y, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
+            *x.axes,
+        )
 
     def _has_low_rank(self, letter: str) -> bool:
-        """Whether a gate's projection has low rank. letter: `f` for the decay, `g` for the output gate."""
+        """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
 
-    def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
+    def _record_log_decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
         heads, *_ = all_heads
-        decay_logits = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
-        rate = f.act(f.vector("A_log", heads), "exp")
+        decay_logits = recorder.add(
+            self._gate_projection(recorder, "f", x, all_heads), recorder.vector("dt_bias", *all_heads)
+        )
+        rate = recorder.act(recorder.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
-            return f.mul(f.act(decay_logits, "softplus"), rate)
-        return f.act(f.mul(decay_logits, rate), "sigmoid")
+            return recorder.mul(recorder.act(decay_logits, "softplus"), rate)
+        return recorder.act(recorder.mul(decay_logits, rate), "sigmoid")
 
-    def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(letter):
-            return f.linear(f"{letter}_proj", x, *all_heads)
-        low_rank = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return f.linear(f"{letter}_b_proj", low_rank, *all_heads)
+            return recorder.linear(f"{letter}_proj", x, *all_heads)
+        low_rank = recorder.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return recorder.linear(f"{letter}_b_proj", low_rank, *all_heads)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -192,7 +203,7 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
-        def _gate(self, letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
             names = (
                 (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
@@ -203,7 +214,7 @@ def _reference_class() -> type[nn.Module]:
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits, rate = (
-                self._split_heads(self._gate("f", x).float() + self.dt_bias.weight.float()),
+                self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],
             )
             decay: Tensor = (
@@ -213,9 +224,9 @@ def _reference_class() -> type[nn.Module]:
             )
             return decay
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            q, k, v = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2).chunk(3, -1)
+            q, k, v = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             out = self.core(
                 self._split_heads(q),
@@ -223,10 +234,10 @@ def _reference_class() -> type[nn.Module]:
                 self._split_heads(v),
                 self._log_decay(x),
                 beta,
-                run,
+                forward_pass,
                 self.recurrent_state,
             )
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate("g", x).sigmoid()
+            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
             result: Tensor = self.o_proj(normed)
             return result
 

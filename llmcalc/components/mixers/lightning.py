@@ -67,51 +67,60 @@ class LightningAttention(TokenMixer):
     def score_position(self) -> Rope | None:
         return self.position
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
         if self.position is not None:
-            self.position.check_place(place, self.head_dim)
+            self.position.check_place(stack_position, self.head_dim)
 
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.kv_heads, sizes.heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.kv_heads, head_sizes.heads):
             raise Unscalable(
                 "attention.type 'lightning' requires as many key/value heads as query heads; expected a "
                 "--kv-ratio of 1, or none"
             )
-        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Qin et al. 2024, §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
-        q, k, v = (f.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = self._turned(f, "q_norm", q, dim), self._turned(f, "k_norm", k, dim)
-        activated_qkv = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
-        sizes = q.axes[0].size, dim.size, x.rows
-        y = f.alternatives(
-            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *activated_qkv, axes=all_heads),
-            by_token=lambda: f.core("core", DecayScan(*sizes), *activated_qkv, axes=all_heads),
+        q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k = (
+            self._normed_and_rotated(recorder, "q_norm", q, dim),
+            self._normed_and_rotated(recorder, "k_norm", k, dim),
         )
-        f.state("recurrent_state", heads, dim, dim)
-        y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
-        gated = f.mul(f.act(f.linear("g_proj", x, *all_heads), "sigmoid"), y)
-        return f.linear("o_proj", gated, *x.axes, bias=self.o_bias)
+        activated_qkv = (
+            recorder.act(q, self.hidden_act),
+            recorder.act(k, self.hidden_act),
+            recorder.act(v, self.hidden_act),
+        )
+        core_sizes = q.axes[0].size, dim.size, x.rows
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core(
+                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
+            ),
+            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
+        )
+        recorder.state("recurrent_state", heads, dim, dim)
+        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
+        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
+        return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _turned(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
-        """Returns queries or keys after their norm and RoPE. name: that of the norm."""
-        x = x if self.qk_norm is None else f.norm(name, x, self.qk_norm, (dim,))
-        return x if self.position is None else f.rope(x, self.position)
+    def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
+        """Returns queries or keys after their norm and RoPE. name: the name of the norm."""
+        x = x if self.qk_norm is None else recorder.norm(name, x, self.qk_norm, (dim,))
+        return x if self.position is None else recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -147,12 +156,12 @@ def _reference_class() -> type[nn.Module]:
             self.block, self.base = block, 2.0 ** (-8.0 / heads)
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
-            heads, tokens, size = q.shape[1], q.shape[2], self.block if old_state is None else 1
+            heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
             state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             out = []
-            for start in range(0, tokens, size):
-                qs, ks, vs = (x[:, :, start : start + size] for x in (q, k, v))
+            for start in range(0, tokens, block_size):
+                qs, ks, vs = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
                     state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
                     out.append(qs @ state)
@@ -191,23 +200,23 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
             self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
 
-        def _split_heads(self, letter: str, x: Tensor, run: Run) -> Tensor:
+        def _split_heads(self, letter: str, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: their projection."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
             if hasattr(self, f"{letter}_norm"):
                 heads = self.get_submodule(f"{letter}_norm")(heads)
             heads = heads.transpose(1, 2)
             if self.spec.position is not None and letter != "v":
-                heads = self.spec.position.rotated(heads, run, run.past)
+                heads = self.spec.position.rotated(heads, forward_pass, forward_pass.past)
             return activate(self.act, heads)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            stored_state = self.recurrent_state.load(run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            stored_state = self.recurrent_state.load(forward_pass)
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, y, run) for letter, y in projections.items())
+            q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
             del projections
             out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
-            self.recurrent_state.keep(run, state)
+            self.recurrent_state.keep(forward_pass, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
             result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)
             return result

@@ -77,50 +77,52 @@ class LocalAttention(TokenMixer):
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
-    def share_bias(self, f: Flow, x: Value) -> None:
+    def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
-        tables = [f.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in f.memo]
-        f.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
+        tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
+        recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Guo et al. 2021, §3.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
             summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
-            block_sums = f.core("sums", summing, x, axes=x.axes, rows=sums)
-            f.hold(summed=block_sums)
-            block_sums = block_sums if self.global_norm is None else f.part("global_norm", self.global_norm, block_sums)
-            kv_input = f.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
-            f.hold(read=kv_input)
-        size = self.local_radius + 1
-        q = f.in_blocks(f.linear("q_proj", x, heads, dim), size, x.rows)
-        f.hold(q=q)
+            block_sums = recorder.core("sums", summing, x, axes=x.axes, rows=sums)
+            recorder.hold(summed=block_sums)
+            block_sums = (
+                block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
+            )
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+            recorder.hold(read=kv_input)
+        block_size = self.local_radius + 1
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
+        recorder.hold(q=q)
         keys, values = (
-            f.in_blocks(f.linear(name, kv_input, heads, dim), size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), block_size, x.rows, around=True)
             for name in ("k_proj", "v_proj")
         )
-        f.hold(k=keys, v=values)
-        self.share_bias(f, x)
+        recorder.hold(k=keys, v=values)
+        self.share_bias(recorder, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        y = f.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes)
+        y = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
         return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -161,22 +163,22 @@ def _reference_class() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LocalAttention, context: Context) -> None:
+        def __init__(self, spec: LocalAttention, model_properties: Context) -> None:
             super().__init__()
             self.spec, width = spec, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(context.hidden_size, width, bias=False))
+                self.add_module(name, nn.Linear(model_properties.hidden_size, width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = Sums()
             if spec.global_norm is not None:
-                self.global_norm = spec.global_norm.reference(context)
-            self.core, self.o_proj = Core(), nn.Linear(width, context.hidden_size, bias=False)
+                self.global_norm = spec.global_norm.reference(model_properties)
+            self.core, self.o_proj = Core(), nn.Linear(width, model_properties.hidden_size, bias=False)
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
-            size = self.spec.local_radius + 1
-            padding = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, size))
+            block_size = self.spec.local_radius + 1
+            padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
+            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
             return blocks
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
@@ -200,58 +202,63 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def before_layers(self, x: Tensor, run: Run) -> None:
+        def before_layers(self, x: Tensor, forward_pass: Run) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
-            self._shared_bias(run, x.shape[1], x.device)
+            self._shared_bias(forward_pass, x.shape[1], x.device)
 
-        def _shared_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _shared_bias(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            mask_and_bias: tuple[Tensor, Tensor | None] = run.computed_once(
-                key, lambda: self._mask_and_bias(run, tokens, device)
+            mask_and_bias: tuple[Tensor, Tensor | None] = forward_pass.computed_once(
+                key, lambda: self._mask_and_bias(forward_pass, tokens, device)
             )
             return mask_and_bias
 
-        def _block_sum_indices(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _block_sum_indices(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
-            size = self.spec.global_block_size
-            assert size is not None
-            last_sum = tokens // size - 1
-            sum_index: Tensor = run.computed_once(
-                ("of_token", tokens, size), lambda: (run.span(0, tokens, device) // size).clamp(max=last_sum)
+            block_size = self.spec.global_block_size
+            assert block_size is not None
+            last_sum = tokens // block_size - 1
+            sum_index: Tensor = forward_pass.computed_once(
+                ("of_token", tokens, block_size),
+                lambda: (forward_pass.span(0, tokens, device) // block_size).clamp(max=last_sum),
             )
-            return sum_index, run.span(0, last_sum + 1, device)
+            return sum_index, forward_pass.span(0, last_sum + 1, device)
 
-        def _mask_and_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._split_into_blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
+            positions = self._split_into_blocks(forward_pass.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)
             offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
                 :, None
             ]
             mask = local_mask[:, None]
-            bias = None if run.bias is None else run.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
+            bias = (
+                None
+                if forward_pass.bias is None
+                else forward_pass.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
+            )
             if self.spec.global_block_size is not None:
-                sum_index, sums = self._block_sum_indices(run, tokens, device)
+                sum_index, sums = self._block_sum_indices(forward_pass, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
                 if bias is not None:
-                    sum_bias = self._split_into_blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[
-                        0
-                    ].transpose(1, 2)
+                    sum_bias = self._split_into_blocks(
+                        forward_pass.bias.blocks(sum_index, sums).permute(1, 0, 2)[None]
+                    )[0].transpose(1, 2)
                     bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._block_sum_indices(run, tokens, x.device))
+                block_sums = self.sums(x, *self._block_sum_indices(forward_pass, tokens, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
-            mask, bias = self._shared_bias(run, tokens, x.device)
+            mask, bias = self._shared_bias(forward_pass, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))
             return result

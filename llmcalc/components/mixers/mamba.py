@@ -78,52 +78,58 @@ class Mamba(TokenMixer):
     def source(self) -> str:
         return "Gu & Dao 2023, §3.4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis, state, kernel = (
             Axis("inner", self.intermediate_size),
             Axis("state", self.state_size),
             self.conv_kernel,
         )
-        projected = f.linear("in_proj", x, Beside(((inner_axis,), (inner_axis,))), bias=self.use_bias)
-        u, gate = f.split(projected, (inner_axis,), (inner_axis,))
+        projected = recorder.linear("in_proj", x, Beside(((inner_axis,), (inner_axis,))), bias=self.use_bias)
+        u, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
-        u = f.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
-        f.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
-        u = f.act(u, self.hidden_act)
-        step, b, c = self._scan_inputs(f, u, inner_axis, state)
+        u = recorder.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
+        u = recorder.act(u, self.hidden_act)
+        time_step, b, c = self._scan_inputs(recorder, u, inner_axis, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
-        y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner_axis,))
-        f.state("ssm_state", inner_axis, state, bits=STATE_BITS)
+        y = recorder.core("scan", op, u, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
+        recorder.state("ssm_state", inner_axis, state, bits=STATE_BITS)
         if self.lends_output:
-            f.memo[SCAN_OUTPUT] = y
-            f.keep(scan_output=y)
-        return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
+            recorder.memo[SCAN_OUTPUT] = y
+            recorder.keep(scan_output=y)
+        return recorder.linear(
+            "out_proj", recorder.mul(y, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
+        )
 
-    def _scan_inputs(self, f: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
+    def _scan_inputs(self, recorder: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         shapes = (rank,), (state,), (state,)
         if a is None:
-            step, b, c = f.split(f.linear("x_proj", u, Beside(shapes)), *shapes)
+            time_step, b, c = recorder.split(recorder.linear("x_proj", u, Beside(shapes)), *shapes)
             if self.norm is not None:
-                step, b, c = (
-                    f.norm("dt_norm", step, self.norm),
-                    f.norm("b_norm", b, self.norm),
-                    f.norm("c_norm", c, self.norm),
+                time_step, b, c = (
+                    recorder.norm("dt_norm", time_step, self.norm),
+                    recorder.norm("b_norm", b, self.norm),
+                    recorder.norm("c_norm", c, self.norm),
                 )
-            return f.linear("dt_proj", step, inner_axis, bias=True), b, c
+            return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
         head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
-        step, b, c = f.split(f.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
-        step = f.experts("dt_proj", step, heads, a, channels, bias=True)
-        return step.view(inner_axis, rows=u.rows), b.view(heads, state, rows=u.rows), c.view(heads, state, rows=u.rows)
+        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
+        time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
+        return (
+            time_step.view(inner_axis, rows=u.rows),
+            b.view(heads, state, rows=u.rows),
+            c.view(heads, state, rows=u.rows),
+        )
 
     def describe(self, hidden_size: int) -> str:
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"
         return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -173,10 +179,10 @@ def _reference_class() -> type[nn.Module]:
             self.D = nn.Parameter(torch.ones(inner_width))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            decay = torch.exp(step.float()[..., None] * -torch.exp(self.A_log.float()))
-            state = (step * x).float()[..., None] * b.float()
+            decay = torch.exp(time_step.float()[..., None] * -torch.exp(self.A_log.float()))
+            state = (time_step * x).float()[..., None] * b.float()
             if old_state is not None:
                 first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
                 state = torch.cat([first_state, state[:, 1:]], 1)
@@ -202,11 +208,11 @@ def _reference_class() -> type[nn.Module]:
     class MambaReference(nn.Module):
         """The Mamba mixer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba, context: Context) -> None:
+        def __init__(self, spec: Mamba, model_properties: Context) -> None:
             super().__init__()
             self.spec = spec
             hidden, inner_width, rank, heads = (
-                context.hidden_size,
+                model_properties.hidden_size,
                 spec.intermediate_size,
                 spec.time_step_rank,
                 spec.num_heads or 1,
@@ -234,26 +240,26 @@ def _reference_class() -> type[nn.Module]:
             self.scan = Scan(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
             u, gate = self.in_proj(x).chunk(2, -1)
-            u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
+            time_step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
-                step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
-            step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
-            stored_state = self.ssm_state.load(run)
+                time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
+            time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
+            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
                 u,
-                step,
+                time_step,
                 b.repeat_interleave(u.shape[-1] // heads, 2),
                 c,
                 None if stored_state is None else stored_state[0],
             )
-            self.ssm_state.keep(run, last_state)
+            self.ssm_state.keep(forward_pass, last_state)
             if spec.lends_output:
-                run.memo["scan output"] = y
+                forward_pass.memo["scan output"] = y
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
             return result
 

@@ -89,7 +89,7 @@ class Mamba2(TokenMixer):
     def source(self) -> str:
         return "Dao & Gu 2024, §7"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, groups = (
             Axis("heads", self.num_heads),
             Axis("head_dim", self.head_dim),
@@ -98,40 +98,45 @@ class Mamba2(TokenMixer):
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
         conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
-        gate, u, step = f.split(
-            f.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+        gate, u, time_step = recorder.split(
+            recorder.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
             (heads,),
         )
         has_bias = self.use_conv_bias
-        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
-        f.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
-        u, b, c = f.split(f.act(u, self.hidden_act), *conv_channels.parts)
-        scan_inputs = u, step, f.repeat(b, heads), f.repeat(c, heads)
-        sizes = step.width, self.head_dim, self.state_size, x.rows
-        y = f.alternatives(
-            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes),
-            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner_axes),
+        u = recorder.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
+        u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
+        scan_inputs = u, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
+        scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core(
+                "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+            ),
+            step=lambda: recorder.core("scan", HeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
-        f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
-        return f.linear(
-            "out_proj", self._gated_output(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
+        recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
+        return recorder.linear(
+            "out_proj",
+            self._gated_output(recorder, y, recorder.act(gate, self.hidden_act), groups),
+            *x.axes,
+            bias=self.out_bias,
         )
 
-    def _gated_output(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, y: Value, gate: Value, groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
-            return f.mul(y, gate)
+            return recorder.mul(y, gate)
         if self.norm_before_gate:
-            return f.mul(f.norm("norm", y, self.norm, groups=groups), gate)
-        return f.norm("norm", f.mul(y, gate), self.norm, groups=groups)
+            return recorder.mul(recorder.norm("norm", y, self.norm, groups=groups), gate)
+        return recorder.norm("norm", recorder.mul(y, gate), self.norm, groups=groups)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -180,10 +185,10 @@ def scan_class() -> type[nn.Module]:
             self.D, self.dt_bias = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            step = nn.functional.softplus(step + self.dt_bias).float()
-            log, scaled_x = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
+            time_step = nn.functional.softplus(time_step + self.dt_bias).float()
+            log, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
                 y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
             else:
@@ -235,12 +240,12 @@ def _reference_class() -> type[nn.Module]:
     class Mamba2Reference(nn.Module):
         """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba2, context: Context) -> None:
+        def __init__(self, spec: Mamba2, model_properties: Context) -> None:
             super().__init__()
             self.spec = spec
             inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
             self.in_proj = nn.Linear(
-                context.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
+                model_properties.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
             )
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
@@ -250,7 +255,7 @@ def _reference_class() -> type[nn.Module]:
             self.scan = scan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
-            self.out_proj = nn.Linear(inner_width, context.hidden_size, bias=spec.out_bias)
+            self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)
 
         def _gated_output(self, y: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
@@ -261,23 +266,27 @@ def _reference_class() -> type[nn.Module]:
             y = self.norm(y)
             return y * gate_values if self.spec.norm_before_gate else y
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, convolution_output, step = self.in_proj(x).split(
+            gate, convolution_output, time_step = self.in_proj(x).split(
                 [inner_width, inner_width + 2 * group_width, spec.num_heads], -1
             )
             convolution_output = activate(
-                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), run, self.conv_state)
+                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), forward_pass, self.conv_state)
             ).transpose(1, 2)
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
-            stored_state = self.ssm_state.load(run)
+            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
+                x.unflatten(-1, (spec.num_heads, -1)),
+                time_step,
+                b,
+                c,
+                None if stored_state is None else stored_state[0],
             )
-            self.ssm_state.keep(run, last_state)
+            self.ssm_state.keep(forward_pass, last_state)
             result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))
             return result
 

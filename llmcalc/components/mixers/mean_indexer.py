@@ -54,24 +54,32 @@ class MeanIndexer(BlockIndexer):
         return self.index_block_size * (self.index_topk_blocks + 1) - 1
 
     def flow(
-        self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
+        self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        pool, chosen = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
-        with f.scope("indexer", role="no_grad"):
-            q = f.rope(f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,)), position)
-            (all_keys,) = f.cache("cache", "indexer", f.linear("k_proj", x, dim))
-            means = f.sum(f.windows(all_keys, pool, past=True), dim, mean=True)
-            means = f.rope(f.norm("k_norm", means, self.norm), position, every=pool.size)
-            f.hold(q=q, k=means)
-            scores = f.act(f.scores("core", q, means, cross=True, core=ops.EntryScores, rate=pool.size), "relu")
-            f.select(f.sum(scores), all_keys, chosen, pool=pool.size)
-        mask, keys, values = f.selected(q, keys, values)
-        f.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.PooledCore, "selection": mask, "selected": chosen, "pool": pool.size}
+        pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
+        with recorder.scope("indexer", role="no_grad"):
+            q = recorder.rope(
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+            )
+            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
+            means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
+            means = recorder.rope(recorder.norm("k_norm", means, self.norm), position, every=pool.size)
+            recorder.hold(q=q, k=means)
+            scores = recorder.act(
+                recorder.scores("core", q, means, cross=True, core=ops.EntryScores, rate=pool.size), "relu"
+            )
+            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
+        mask, keys, values = recorder.selected(q, keys, values)
+        recorder.hold(k=keys, v=values, mask=mask)
+        return (
+            keys,
+            values,
+            {"core": ops.PooledCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
+        )
 
-    def reference(self, context: Context, theta: float) -> nn.Module:
-        return _reference_class()(self, context.hidden_size, theta)
+    def reference(self, model_properties: Context, theta: float) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size, theta)
 
 
 @cache
@@ -93,48 +101,51 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MeanIndexer, hidden: int, theta: float) -> None:
             super().__init__()
-            self.spec, self.theta, size = spec, theta, spec.index_head_dim
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * size, bias=False)
-            self.k_proj = nn.Linear(hidden, size, bias=False)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.spec, self.theta, head_dim = spec, theta, spec.index_head_dim
+            self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.cache, self.core = cache_class()(), Core()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
-            size = spec.index_head_dim
+            head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
-            q = rotate(q, run, run.past, size, self.theta).transpose(1, 2)
-            (keys,) = self.cache(run, self.k_proj(x))
+            q = rotate(q, forward_pass, forward_pass.past, head_dim, self.theta).transpose(1, 2)
+            (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
             means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
             starts = torch.arange(blocks, device=x.device) * block
-            angles = starts[:, None] / self.theta ** (torch.arange(0, size, 2, device=x.device) / size)
+            angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
             left, right = means.chunk(2, -1)
             means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-            scores = torch.relu(self.core(q, means)).sum(2) * size**-0.5
-            known = run.span(run.past, run.past + tokens, x.device)[:, None] + 1
+            scores = torch.relu(self.core(q, means)).sum(2) * head_dim**-0.5
+            known = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             complete = torch.arange(blocks, device=x.device) < known // block
             ranked = scores.masked_fill(~complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked[..., : spec.index_topk_blocks]
-            chosen = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
+            chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
-                end = run.past + 1
+                end = forward_pass.past + 1
                 rest = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen, rest], -1)
+                return torch.cat([chosen_positions, rest], -1)
             rest = known - known % block + torch.arange(block - 1, device=x.device)
             rest = rest.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
-            return torch.cat([chosen, rest], -1)
+            return torch.cat([chosen_positions, rest], -1)
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected, keys, tokens = self(x, run), k.shape[2], x.shape[1]
-            if run.past and tokens == 1:
+            selected, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
+            if forward_pass.past and tokens == 1:
                 index = selected[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
-            positions, all_keys = run.span(run.past, run.past + tokens, x.device), run.span(0, keys, x.device)
+            positions, all_keys = (
+                forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device),
+                forward_pass.span(0, keys, x.device),
+            )
             mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]

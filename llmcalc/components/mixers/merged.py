@@ -58,55 +58,57 @@ class MergedAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        if place.source_width != place.width:
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        if stack_position.source_width != stack_position.width:
             raise ValueError(
-                f"{place.where}.type: 'merged' requires an encoder of the decoder's width; expected one, and no "
-                "cross_attention"
+                f"{stack_position.where}.type: 'merged' requires an encoder of the decoder's width; expected one, "
+                "and no cross_attention"
             )
 
     def source(self) -> str:
         return "Zhang et al. 2025 (T5Gemma 2)"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
-        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=has_bias), dim)
-        q = f.rope(q, self.position)
+        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), dim)
+        q = recorder.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = f.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
-        normed = self._normalize(f, "k_norm", keys, dim)
-        own_keys = f.rope(normed, self.position)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
-        own_keys, own_values = f.cache("cache", self.cache_kind, own_keys, values, limit=window)
-        memory_keys = f.apply_again(memory, keys, has_bias)
-        memory_keys = memory_keys if self.norm is None else f.normalized(memory_keys, self.norm, (dim,), like=normed)
-        memory_keys, memory_values = f.cache(
-            "cross_cache", "cross_attention", memory_keys, f.apply_again(memory, values, has_bias)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, dim)
+        own_keys = recorder.rope(normed, self.position)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
+        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, limit=window)
+        memory_keys = recorder.apply_again(memory, keys, has_bias)
+        memory_keys = (
+            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (dim,), like=normed)
         )
-        f.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
+        memory_keys, memory_values = recorder.cache(
+            "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
+        )
+        recorder.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
         own_keys, own_values, memory_keys, memory_values = (
-            f.repeat(v, heads) for v in (own_keys, own_values, memory_keys, memory_values)
+            recorder.repeat(v, heads) for v in (own_keys, own_values, memory_keys, memory_values)
         )
-        f.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
-        own_scores = f.scores("core", q, own_keys, values=own_values, window=window)
-        memory_scores = f.scores("cross_core", q, memory_keys, values=memory_values, cross=True)
-        weights = f.joint_softmax(
+        recorder.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
+        own_scores = recorder.scores("core", q, own_keys, values=own_values, window=window)
+        memory_scores = recorder.scores("cross_core", q, memory_keys, values=memory_values, cross=True)
+        weights = recorder.joint_softmax(
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
-        f.hold(weights=weights)
-        y = f.add(f.weighted(weights, own_values), f.weighted(weights, memory_values))
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=has_bias)
+        recorder.hold(weights=weights)
+        y = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._describe("with the encoder's keys")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -134,27 +136,32 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
-        def _memory_keys_and_values(self, run: Run) -> tuple[Tensor, ...]:
-            cached_tensors = None if run.store is None else run.store.get(self.cross_cache)
+        def _memory_keys_and_values(self, forward_pass: Run) -> tuple[Tensor, ...]:
+            cached_tensors = None if forward_pass.store is None else forward_pass.store.get(self.cross_cache)
             if cached_tensors is not None:
                 return cached_tensors
-            assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
+            assert forward_pass.memory is not None, "merged attention needs the encoder's output or a filled cache"
             computed_keys_and_values: tuple[Tensor, ...] = self.cross_cache(
-                run, self._split_heads("k", run.memory), self._split_heads("v", run.memory)
+                forward_pass, self._split_heads("k", forward_pass.memory), self._split_heads("v", forward_pass.memory)
             )
             return computed_keys_and_values
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
-            q, k = (spec.position.rotated(self._split_heads(projection, x), run, run.past) for projection in ("q", "k"))
-            k, v = self.cache(run, k, self._split_heads("v", x))
-            memory_k, memory_v = self._memory_keys_and_values(run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            spec, tokens, end = self.spec, x.shape[1], forward_pass.past + x.shape[1]
+            q, k = (
+                spec.position.rotated(self._split_heads(projection, x), forward_pass, forward_pass.past)
+                for projection in ("q", "k")
+            )
+            k, v = self.cache(forward_pass, k, self._split_heads("v", x))
+            memory_k, memory_v = self._memory_keys_and_values(forward_pass)
             k, v, memory_k, memory_v = self._for_each_query_head(k, v, memory_k, memory_v)
             scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = attention_mask(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            mask = attention_mask(
+                forward_pass, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+            )
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))

@@ -157,10 +157,10 @@ class MLA(TokenMixer):
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer with a latent as wide as the keys and values of `number` heads."""
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        """The mixer with a latent as wide as the keys and values of `kv_heads` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope + rope + v) - rope})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
@@ -172,115 +172,117 @@ class MLA(TokenMixer):
         return next(filter(None, self.shared_results().values()), "")
 
     def _latent_key(self) -> tuple[Any, ...]:
-        """Returns what must be equal for layers to share latents."""
+        """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
     def source(self) -> str:
         return "DeepSeek-V2 2024, §2.1"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
-        with f.function():
-            query, compressed = self._query_and_latent(f, x, heads, Beside(((nope,), (rope,))), size)
-            query = scale_by_position(f, query, heads) if self.position_scale else query
-        f.hold(q=query)
+        with recorder.function():
+            query, compressed = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), head_axis)
+            query = scale_by_position(recorder, query, heads) if self.position_scale else query
+        recorder.hold(q=query)
         if compressed is not None:
-            f.hold(small=compressed)
-        q_nope, q_rope, *gate = f.split(
-            query, (heads, nope), (heads, rope), *([(heads, size)] if self.query_gate else [])
+            recorder.hold(small=compressed)
+        q_nope, q_rope, *gate = recorder.split(
+            query, (heads, nope), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
         )
-        q_rope = self._rotated(f, q_rope)
-        f.hold(q_nope=q_nope, q_rope=q_rope)
-        c, k_rope = self._latent_and_key(f, x, latent, rope)
-        f.mask(query, c, causal=f.causal, window=self.sliding_window)
+        q_rope = self._rotated(recorder, q_rope)
+        recorder.hold(q_nope=q_nope, q_rope=q_rope)
+        c, k_rope = self._latent_and_key(recorder, x, latent, rope)
+        recorder.mask(query, c, causal=recorder.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
-            f.part("indexer", self.indexer, x, compressed=compressed, position=rotation, role="no_grad")
+            recorder.part("indexer", self.indexer, x, compressed=compressed, position=rotation, role="no_grad")
         limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            selection, c, k_rope = f.selected(query, c, k_rope)
-            f.hold(latent=c, k_rope=k_rope, mask=selection)
-        options: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
+            selection, c, k_rope = recorder.selected(query, c, k_rope)
+            recorder.hold(latent=c, k_rope=k_rope, mask=selection)
+        options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
             """Records attention on keys and values that are expanded per head from the latents of all tokens."""
-            keys_and_values = f.linear(
-                "kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits)
+            keys_and_values = recorder.linear(
+                "kv_b_proj", c, heads, Beside(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
             )
-            f.hold(expanded=keys_and_values)
-            k_nope, values = f.split(keys_and_values, (heads, nope), (heads, size))
-            k = f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
-            f.hold(k=k)
-            q = f.cat(q_nope, q_rope, axes=(heads, head))
-            return f.attention("core", q, k, values, core=core, **options)
+            recorder.hold(expanded=keys_and_values)
+            k_nope, values = recorder.split(keys_and_values, (heads, nope), (heads, head_axis))
+            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
+            recorder.hold(k=k)
+            q = recorder.cat(q_nope, q_rope, axes=(heads, head))
+            return recorder.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
             """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
-            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
-            q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
-            k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
-            f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
-            return f.absorb("", y, weight, size)
+            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (head_axis,)))), (latent,))
+            q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
+            k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
+            recorder.hold(q=q, k=k)
+            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
+            return recorder.absorb("", y, weight, head_axis)
 
-        y = f.alternatives(expanded=expanded, absorbed=absorbed)
-        f.hold(out=y)
+        y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        recorder.hold(out=y)
         if self.sinks:
-            f.vector("sinks", heads)
-        y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
+            recorder.vector("sinks", heads)
+        y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
         for factor in gate:
-            y = f.mul(y, f.act(factor, "sigmoid"))
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
+            y = recorder.mul(y, recorder.act(factor, "sigmoid"))
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
-    def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
+    def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
         key = self._latent_key()
-        computed_latents: list[tuple[Any, Value, Value]] = f.memo.setdefault("latents", [])
+        computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
             alone = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
             last_first = reversed(computed_latents)
             c, k_rope = next(((c, k_rope) for other_key, c, k_rope in last_first if other_key == key), alone)
             return c.view(latent), k_rope.view(rope)
-        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
-        f.hold(latent=latent_and_rope)
-        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
-        c = self._normalize(f, "kv_a_norm", c)
+        latent_and_rope = recorder.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
+        recorder.hold(latent=latent_and_rope)
+        c, k_rope = recorder.split(latent_and_rope, (latent,), (rope,))
+        c = self._normalize(recorder, "kv_a_norm", c)
         if self.key_norm:
-            k_rope = self._normalize(f, "k_rope_norm", k_rope)
-            f.hold(latent=c, k_rope=k_rope)
-        k_rope = self._rotated(f, k_rope)
-        c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
-        f.hold(latent=c, k_rope=k_rope)
+            k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
+            recorder.hold(latent=c, k_rope=k_rope)
+        k_rope = self._rotated(recorder, k_rope)
+        c, k_rope = recorder.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
+        recorder.hold(latent=c, k_rope=k_rope)
         computed_latents.append((key, c, k_rope))
-        if f.memo.get("lends"):
-            f.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
+        if recorder.memo.get("lends"):
+            recorder.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
         return c, k_rope
 
-    def _normalize(self, f: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else f.norm(name, x, self.norm)
+    def _normalize(self, recorder: Flow, name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(name, x, self.norm)
 
-    def _rotated(self, f: Flow, x: Value) -> Value:
-        return x if self.mla_use_nope else f.rope(x, self.position)
+    def _rotated(self, recorder: Flow, x: Value) -> Value:
+        return x if self.mla_use_nope else recorder.rope(x, self.position)
 
-    def _query_and_latent(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
+    def _query_and_latent(
+        self, recorder: Flow, x: Value, heads: Axis, head: Beside, head_axis: Axis
+    ) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
-            return f.linear("q_proj", x, heads, head), None
-        raw_latent = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normalize(f, "q_a_norm", raw_latent)
-        f.hold(raw=raw_latent, small=c)
+            return recorder.linear("q_proj", x, heads, head), None
+        raw_latent = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        c = self._normalize(recorder, "q_a_norm", raw_latent)
+        recorder.hold(raw=raw_latent, small=c)
         if not self.query_gate:
-            return f.linear("q_b_proj", c, heads, head), c
-        gate_input = f.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
-        gated = f.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (size,))))
+            return recorder.linear("q_b_proj", c, heads, head), c
+        gate_input = recorder.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
+        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
@@ -291,14 +293,14 @@ class MLA(TokenMixer):
             f"{self.qk_rope_head_dim}{selection_text}"
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
-        plain_fields: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
-        low_rank_fields: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        example_sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
+        plain_fields: dict[str, Any] = {**example_sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        low_rank_fields: dict[str, Any] = {**example_sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
         scaled_indexer = Indexer(
             index_n_heads=3,
             index_head_dim=10,
@@ -348,9 +350,9 @@ def _reference_class() -> type[nn.Module]:
     class MLAReference(nn.Module):
         """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MLA, context: Context) -> None:
+        def __init__(self, spec: MLA, model_properties: Context) -> None:
             super().__init__()
-            self.spec, hidden, heads = spec, context.hidden_size, spec.num_attention_heads
+            self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
             query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
                 self.q_proj = nn.Linear(hidden, query, bias=False)
@@ -372,7 +374,7 @@ def _reference_class() -> type[nn.Module]:
                 self.k_rope_norm = norm_reference(spec.norm, spec.qk_rope_head_dim)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
-                self.gate_proj = spec.output_gate.reference(context, heads, spec.v_head_dim)
+                self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
             self.core = softmax_core_class()()
@@ -381,14 +383,16 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None and not spec.indexer.shared:
                 rotated = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    context, spec.q_lora_rank or hidden, rotated, spec.position.rope_theta
+                    model_properties, spec.q_lora_rank or hidden, rotated, spec.position.rope_theta
                 )
 
-        def _rotate(self, x: Tensor, run: Run) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: Run) -> Tensor:
             return (
                 x
                 if self.spec.mla_use_nope
-                else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+                else rotate(
+                    x, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+                )
             )
 
         def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -405,51 +409,54 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
             return q.unflatten(-1, head_shape), None, compressed_query
 
-        def _latent_and_key(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys, [batch, tokens, …], or those of the nearest lower layer alike."""
+        def _latent_and_key(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                lent: tuple[Tensor, Tensor] = run.memo[shared]
+                lent: tuple[Tensor, Tensor] = forward_pass.memo[shared]
                 return lent
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
-            latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
-            if run.lends:
-                run.memo[shared] = latent, k_rope
+            latent, k_rope = self.cache(forward_pass, latent, self._rotate(k_rope, forward_pass))
+            if forward_pass.lends:
+                forward_pass.memo[shared] = latent, k_rope
             return latent, k_rope
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
             q = q.transpose(1, 2)
             if hasattr(self, "position_scale"):
-                q = self.position_scale(q, run)
+                q = self.position_scale(q, forward_pass)
             q_nope, q_rope = q.split([nope, rope], -1)
-            q_rope = self._rotate(q_rope, run)
-            latent, k_rope = self._latent_and_key(x, run)
-            end = run.past + x.shape[1]
+            q_rope = self._rotate(q_rope, forward_pass)
+            latent, k_rope = self._latent_and_key(x, forward_pass)
+            end = forward_pass.past + x.shape[1]
             window = spec.sliding_window
-            mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
+            mask = attention_mask(forward_pass, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
-                run.selected = self.indexer(x, compressed_query, mask, run)
+                forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
             if spec.indexer is not None:
-                assert run.selected is not None, (
+                assert forward_pass.selected is not None, (
                     "a layer that shares the choice of another stands above one that chooses"
                 )
-                if run.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
+                if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
                     latent, k_rope = (
-                        t.gather(1, run.selected[:, 0, :, None].expand(-1, -1, t.shape[-1])) for t in (latent, k_rope)
+                        t.gather(1, forward_pass.selected[:, 0, :, None].expand(-1, -1, t.shape[-1]))
+                        for t in (latent, k_rope)
                     )
                     mask = mask[:, -latent.shape[1] :]
                 else:
-                    mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, run.selected, True)
+                    mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(
+                        -1, forward_pass.selected, True
+                    )
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
-            if run.mla == "absorbed" or (run.mla == "auto" and run.past and x.shape[1] == 1):
+            if forward_pass.mla == "absorbed" or (forward_pass.mla == "auto" and forward_pass.past and x.shape[1] == 1):
                 q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)

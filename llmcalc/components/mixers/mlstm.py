@@ -73,27 +73,32 @@ class MLSTM(TokenMixer):
     def source(self) -> str:
         return "Beck et al. 2024, §2.3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, has_bias = Axis("heads", self.num_heads), self.use_bias
         key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
         values: Shape = (heads, value_dim)
-        q, k = f.linear("q", x, heads, key_dim, bias=has_bias), f.linear("k", x, heads, key_dim, bias=has_bias)
-        v = f.linear("v", x, *values, bias=has_bias)
-        entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
+        q, k = (
+            recorder.linear("q", x, heads, key_dim, bias=has_bias),
+            recorder.linear("k", x, heads, key_dim, bias=has_bias),
+        )
+        v = recorder.linear("v", x, *values, bias=has_bias)
+        entry, forget = (
+            recorder.act(recorder.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate")
+        )
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        y = f.core("core", memory, q, k, v, entry, forget, axes=values)
+        y = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
         state_shape = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
-        f.state("recurrent_state", heads, state_shape)
+        recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
-        y = f.norm("norm", y, norm, groups=heads)
-        gate = f.act(f.linear("ogate", x, *values, bias=has_bias), "sigmoid")
-        return f.linear("out_proj", f.mul(gate, y), *x.axes, bias=has_bias)
+        y = recorder.norm("norm", y, norm, groups=heads)
+        gate = recorder.act(recorder.linear("ogate", x, *values, bias=has_bias), "sigmoid")
+        return recorder.linear("out_proj", recorder.mul(gate, y), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -126,13 +131,15 @@ def _reference_class() -> type[nn.Module]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
-                step, size = (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
-                chunk = slice(start, start + size)
+                step, chunk_size = (
+                    (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
+                )
+                chunk = slice(start, start + chunk_size)
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
                 out.append(h)
-                start += size
+                start += chunk_size
             return torch.cat(out, 2), state
 
         def _run_chunk(
@@ -199,9 +206,9 @@ def _reference_class() -> type[nn.Module]:
             cap = self.spec.gate_soft_cap
             return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in "qkv")
-            stored_state = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:
                 stored_state = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
@@ -211,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
             h, state = self.core(
                 q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in stored_state)
             )
-            self.recurrent_state.keep(run, *(t.to(x.dtype) for t in state))
+            self.recurrent_state.keep(forward_pass, *(t.to(x.dtype) for t in state))
             normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))
             out: Tensor = self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
             return out

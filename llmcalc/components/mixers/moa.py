@@ -65,52 +65,56 @@ class MixtureOfAttention(TokenMixer):
     def score_position(self) -> Rope:
         return self.position
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
         """The mixer, unchanged: an expert has one query head per key and value head, so queries would change too."""
         return self
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         top_k = self.num_experts_per_tok
-        if not same(sizes.heads, top_k * sizes.kv_heads):
+        if not same(head_sizes.heads, top_k * head_sizes.kv_heads):
             raise Unscalable(f"a token has {top_k} query heads for each key/value head, one of each of its experts")
-        self.position.check_heads(sizes)
-        return self.model_copy(update={"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim})
+        self.position.check_heads(head_sizes)
+        return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Zhang et al. 2022, §3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
-        weights, top_experts = f.route(f.linear("router", x, experts, kind="router"), top_k, "softmax of chosen")
-        f.hold(weights=weights, chosen=top_experts)
-        rows = f.dispatch(x, top_experts, experts, top_k)
-        f.hold(rows=rows)
-        q = f.to_tokens(f.experts("q_proj", rows, experts, top_k, kv_heads, dim))
-        f.hold(q=q)
-        q = f.rope(q.view(heads, dim, rows=x.rows), self.position)
-        f.hold(q=q)
-        k = f.rope(f.linear("k_proj", x, kv_heads, dim), self.position)
-        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim))
-        f.hold(k=k, v=v)
-        k = f.repeat(k, heads, tiled=True)
-        f.hold(k=k)
-        v = f.repeat(v, heads, tiled=True)
-        f.hold(v=v)
-        y = f.attention("core", q, k, v)
-        f.hold(out=y)
-        rows = f.dispatch(y.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k)
-        f.hold(rows=rows)
-        y = f.combine(f.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
-        f.hold(out=y)
-        return f.add(y, f.vector("o_bias", *x.axes))
+        weights, top_experts = recorder.route(
+            recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
+        )
+        recorder.hold(weights=weights, chosen=top_experts)
+        rows = recorder.dispatch(x, top_experts, experts, top_k)
+        recorder.hold(rows=rows)
+        q = recorder.to_tokens(recorder.experts("q_proj", rows, experts, top_k, kv_heads, dim))
+        recorder.hold(q=q)
+        q = recorder.rope(q.view(heads, dim, rows=x.rows), self.position)
+        recorder.hold(q=q)
+        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, dim), self.position)
+        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, dim))
+        recorder.hold(k=k, v=v)
+        k = recorder.repeat(k, heads, tiled=True)
+        recorder.hold(k=k)
+        v = recorder.repeat(v, heads, tiled=True)
+        recorder.hold(v=v)
+        y = recorder.attention("core", q, k, v)
+        recorder.hold(out=y)
+        rows = recorder.dispatch(
+            y.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+        )
+        recorder.hold(rows=rows)
+        y = recorder.combine(recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
+        recorder.hold(out=y)
+        return recorder.add(y, recorder.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -145,24 +149,26 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _rotated(self, x: Tensor, run: Run) -> Tensor:
-            return self.spec.position.rotated(x, run, run.past)
+        def _rotated(self, x: Tensor, forward_pass: Run) -> Tensor:
+            return self.spec.position.rotated(x, forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
-            dispatch = dispatch_class()(top_experts, run.grouped_experts)
+            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
             rows = dispatch.rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
-            q = self._rotated(self._split_heads(q), run)
+            q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
-                run, self._rotated(self._split_heads(self.k_proj(x)), run), self._split_heads(self.v_proj(x))
+                forward_pass,
+                self._rotated(self._split_heads(self.k_proj(x)), forward_pass),
+                self._split_heads(self.v_proj(x)),
             )
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], x.device, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
             out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)

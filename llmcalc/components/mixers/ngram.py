@@ -1,4 +1,4 @@
-"""Streams that predict the next tokens side by side, and the attention of a decoder that has them.
+"""Streams that predict several next tokens in parallel, and the attention of a decoder with such streams (ProphetNet).
 
 ProphetNet (Qi et al. 2020, arXiv:2001.04063, §3): beside the main stream, which reads the text, n predict streams start
 from a learned vector each. Stream i attends to the main stream's tokens up to i before its own and to itself. Scores
@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams beside the tokens; the last layer's output of these streams is what is scored.
+    """Predict streams beside the stream of tokens; the output head reads only the predict streams.
 
     ngram: the number of predict streams.
     """
@@ -57,28 +57,28 @@ class PredictStreams(ResidualStreams):
                 "their ngram, and nowhere else"
             )
 
-    def check_place(self, place: Standing) -> None:
-        if place.side != "decoder":
-            raise ValueError(f"{place.where}: predict streams are those of a decoder; expected none")
+    def check_place(self, stack_position: Standing) -> None:
+        if stack_position.side != "decoder":
+            raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
 
     def source(self) -> str:
         return SOURCE
 
-    def record_split(self, f: Flow, x: Value) -> Value:
-        return f.part("predict_streams", self, x)
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.part("predict_streams", self, x)
 
-    def record_merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, Multiple)
-        return f.resized(x, Multiple(of=x.rows.of, by=self.ngram))
+        return recorder.resized(x, Multiple(of=x.rows.of, by=self.ngram))
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the rows of the main stream and of the predict streams. x: the token embeddings."""
         rows = Multiple(of=x.rows, by=self.ngram)
-        streams, _ = f.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
-        return f.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
+        streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
+        return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["streams"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["streams"](self, model_properties.hidden_size)
 
 
 class NgramAttention(TokenMixer):
@@ -103,48 +103,54 @@ class NgramAttention(TokenMixer):
         heads = self.num_attention_heads
         return HeadSizes(heads, heads, exact_div(width, heads))
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        if place.width % self.num_attention_heads:
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        if stack_position.width % self.num_attention_heads:
             raise ValueError(
-                f"{place.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of hidden_size "
-                f"{place.width}"
+                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
+                f"hidden_size {stack_position.width}"
             )
 
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
-        q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
-        buckets = f.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        buckets = recorder.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
         num_heads = q.axes[0].size  # those of the rank
-        f.hold(q=q, k=k, v=v, buckets=buckets)
-        keys, values = f.cache("cache", "full_attention", f.resized(k, tokens), f.resized(v, tokens))
-        core = ops.AttentionCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens)
-        y = f.core("core", core, f.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens)
-        predict_core = ops.PredictCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens, streams=self.ngram)
-        predicted = f.core(
+        recorder.hold(q=q, k=k, v=v, buckets=buckets)
+        keys, values = recorder.cache(
+            "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
+        )
+        core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
+        y = recorder.core(
+            "core", core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
+        )
+        predict_core = ops.PredictCore(
+            num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
+        )
+        predicted = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = f.cat(y, predicted, axes=(heads, dim), rows=x.rows)
-        f.hold(out=joined_streams)
-        return f.linear("o_proj", joined_streams, *x.axes, bias=True)
+        joined_streams = recorder.cat(y, predicted, axes=(heads, dim), rows=x.rows)
+        recorder.hold(out=joined_streams)
+        return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.ngram} predict streams"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["attention"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -170,12 +176,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram = spec.ngram
             self.predict_streams = nn.Embedding(spec.ngram, hidden)
 
-        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
             streams = vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
-        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
             return output
@@ -207,24 +213,24 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
             return streams
 
-        def _bucket(self, distance: Tensor) -> Tensor:
+        def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact = max(1, self.spec.num_buckets // 2)
             far = exact + (distance.clamp(min=1) / exact).log2().long()
             return torch.where(distance < exact, distance, far).clamp(0, self.spec.num_buckets - 1)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
                 self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
-            keys, values = self.cache(run, k, v)
-            count, end = q.shape[2], keys.shape[2]
-            queries, all_keys = run.span(end - count, end, x.device), run.span(0, end, x.device)
+            keys, values = self.cache(forward_pass, k, v)
+            key_count, end = q.shape[2], keys.shape[2]
+            queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
             distance = queries[:, None] - all_keys
-            index = self._bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
-            itself = torch.eye(count, dtype=torch.bool, device=x.device)
-            own_index = torch.zeros(*q.shape[:2], count, count, dtype=torch.long, device=x.device)
+            itself = torch.eye(key_count, dtype=torch.bool, device=x.device)
+            own_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
                 mask = torch.cat([(distance >= i) | (all_keys == 0), itself], -1)

@@ -29,24 +29,24 @@ class OutputGate(Part):
     per: Literal["element", "head"]
     bias: Flag | Literal["head"] = False
 
-    def flow(self, f: Flow, x: Value, y: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the gate. x: the layer's input. y: the output of the heads, with axes (heads, size)."""
         gates = y.axes if self.per == "element" else y.axes[:1]
         if self.bias != "head":
-            return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
-        with f.scope("gate_proj"):
-            gate = f.add(f.linear("", x, *gates), f.vector("head_bias", *y.axes[:1]))
-        return f.mul(y, f.act(gate, "sigmoid"))
+            return recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
+        with recorder.scope("gate_proj"):
+            gate = recorder.add(recorder.linear("", x, *gates), recorder.vector("head_bias", *y.axes[:1]))
+        return recorder.mul(y, recorder.act(gate, "sigmoid"))
 
-    def reference(self, context: Context, heads: int, size: int) -> nn.Module:
+    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
         """Builds the projection, to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        width = heads * size if self.per == "element" else heads
+        width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            gate: nn.Module = _biased_by_head()(context.hidden_size, width, heads)
+            gate: nn.Module = _biased_by_head()(model_properties.hidden_size, width, heads)
             return gate
-        return nn.Linear(context.hidden_size, width, bias=bool(self.bias))
+        return nn.Linear(model_properties.hidden_size, width, bias=bool(self.bias))
 
 
 @cache

@@ -66,7 +66,7 @@ class PooledIndexer(Part):
     def source(self) -> str:
         return "GLM-5.3 2026"
 
-    def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects some of them.
 
         compressed: the compressed query, which the queries come from. position: none, because pools have no position.
@@ -75,25 +75,25 @@ class PooledIndexer(Part):
         pool = Axis("pool", self.index_kpool)
         assert compressed is not None
         assert position is None
-        q = f.linear("q_proj", compressed, heads, dim)
-        f.hold(small=compressed, q=q)
-        keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
-        gate = f.linear("gate_proj", x, dim)
-        weights = f.linear("weights_proj", x, heads)
-        f.hold(k=keys, gate=gate, weights=weights)
-        keys, gate = f.cache("cache", "indexer", keys, gate)
-        pools, pool_gate = (f.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = f.add(pool_gate, f.vector("position_bias", pool, dim, many=pool.size))
-        entries = f.weighted_mean(pools, pool_gate)
-        f.hold(k=entries)
-        scores = f.scores("core", q, entries, weights=weights, cross=True, core=ops.EntryScores, rate=pool.size)
-        f.hold(scores=scores)
-        f.select(scores, keys, self.index_topk, pool=pool.size)
+        q = recorder.linear("q_proj", compressed, heads, dim)
+        recorder.hold(small=compressed, q=q)
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
+        gate = recorder.linear("gate_proj", x, dim)
+        weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(k=keys, gate=gate, weights=weights)
+        keys, gate = recorder.cache("cache", "indexer", keys, gate)
+        pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, many=pool.size))
+        entries = recorder.weighted_mean(pools, pool_gate)
+        recorder.hold(k=entries)
+        scores = recorder.scores("core", q, entries, weights=weights, cross=True, core=ops.EntryScores, rate=pool.size)
+        recorder.hold(scores=scores)
+        recorder.select(scores, keys, self.index_topk, pool=pool.size)
         return scores
 
-    def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
+    def reference(self, model_properties: Context, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the compressed query. rope, theta: unused, as it has no positions."""
-        return _reference_class()(self, context.hidden_size, query)
+        return _reference_class()(self, model_properties.hidden_size, query)
 
 
 @cache
@@ -120,41 +120,48 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PooledIndexer, hidden: int, query: int) -> None:
             super().__init__()
-            self.spec, size = spec, spec.index_head_dim
-            self.q_proj = nn.Linear(query, spec.index_n_heads * size, bias=False)
-            self.k_proj, self.gate_proj = nn.Linear(hidden, size, bias=False), nn.Linear(hidden, size, bias=False)
-            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), size)
-            self.position_bias = vector(torch.zeros(spec.index_kpool, size))
+            self.spec, head_dim = spec, spec.index_head_dim
+            self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj, self.gate_proj = (
+                nn.Linear(hidden, head_dim, bias=False),
+                nn.Linear(hidden, head_dim, bias=False),
+            )
+            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
+            self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 
-        def _pooled(self, keys: Tensor, gate: Tensor) -> Tensor:
+        def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""
             pool = self.spec.index_kpool
             pools = keys.shape[1] // pool
             keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
-            shares = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
-            pooled: Tensor = (keys * shares).sum(2)
+            pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
+            pooled: Tensor = (keys * pool_weights).sum(2)
             return pooled
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
-            keys, gate = self.cache(run, self.k_norm(self.k_proj(x)), self.gate_proj(x))
-            entries = self._pooled(keys, gate)
+            keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))
+            entries = self._pooled_keys(keys, gate)
             scores = self.core(q, entries, self.weights_proj(x)).float()
-            known = run.span(run.past, run.past + tokens, x.device)[:, None] + 1  # tokens that each query may see
+            known = (
+                forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
+            )  # tokens that each query may see
             ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
             ranked_pools = scores.masked_fill(ends > known, float("-inf")).sort(dim=-1, descending=True, stable=True)
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
-            chosen = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
+            chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
             if tokens == 1:
-                end = run.past + 1
+                end = forward_pass.past + 1
                 rest = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen, rest], -1)
+                return torch.cat([chosen_positions, rest], -1)
             rest = known - known % pool + torch.arange(pool - 1, device=x.device)
-            repeated = chosen[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
-            return torch.cat([chosen, torch.where(rest < known, rest, repeated)], -1)
+            repeated = (
+                chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
+            )
+            return torch.cat([chosen_positions, torch.where(rest < known, rest, repeated)], -1)
 
     return PooledIndexerReference

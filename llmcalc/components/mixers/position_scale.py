@@ -1,4 +1,4 @@
-"""Queries that each head multiplies by a learned function of the position: scale · ln(position + 1) + bias.
+"""Queries multiplied by a learned function of the position in each head: scale · ln(position + 1) + bias.
 
 The bias starts at 1 and the scale at 0. transformers: models/mistral_large4 (`MistralLarge4TextSoftmaxScaling`).
 """
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def scale_by_position(f: Flow, q: Value, heads: Axis) -> Value:
+def scale_by_position(recorder: Flow, q: Value, heads: Axis) -> Value:
     """Records the product of the queries [tokens, heads, size] with the factor of each head and position."""
-    with f.scope("position_scale"):
-        return f.act(q, "log_position", f.vector("scale", heads), f.vector("bias", heads))
+    with recorder.scope("position_scale"):
+        return recorder.act(q, "log_position", recorder.vector("scale", heads), recorder.vector("bias", heads))
 
 
 @cache
@@ -35,8 +35,8 @@ def position_scale_class() -> type[nn.Module]:
             super().__init__()
             self.scale, self.bias = vector(torch.zeros(heads)), vector(torch.ones(heads))
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            positions = run.span(run.past, run.past + x.shape[-2], x.device)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            positions = forward_pass.span(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
             logarithms = (positions + 1).float().log().to(x.dtype)
             factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
             scaled: Tensor = x * factor[..., None]

@@ -82,51 +82,55 @@ class ProfileAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
+    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def source(self) -> str:
         return "Inkling 2026"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim))
+        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
         keys, values = (
-            add_convolution(f, f"{name}_conv", f.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size)
+            add_convolution(
+                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size
+            )
             for name in ("k", "v")
         )
-        keys = self._normed(f, "k_norm", keys)
+        keys = self._normed(recorder, "k_norm", keys)
         cache_kind = "full_attention" if window is None else "sliding_attention"
-        keys, values = f.cache("cache", cache_kind, keys, values, limit=window)
-        f.mask(q, keys, causal=True, window=window)
-        bias = self.bias_of(f, f.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys)
-        f.hold(q=q, k=keys, v=values, bias=bias)
-        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
-        f.hold(k=keys, v=values)
-        y = f.attention("core", q, keys, values, causal=f.causal, bias=bias, window=window)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes)
+        keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
+        recorder.mask(q, keys, causal=True, window=window)
+        bias = self.bias_of(
+            recorder, recorder.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys
+        )
+        recorder.hold(q=q, k=keys, v=values, bias=bias)
+        keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
+        recorder.hold(k=keys, v=values)
+        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes)
 
-    def _normed(self, f: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else f.norm(name, x, self.norm, x.axes[1:])
+    def _normed(self, recorder: Flow, name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(name, x, self.norm, x.axes[1:])
 
-    def bias_of(self, f: Flow, shares: Value, q: Value, keys: Value) -> Value:
-        """Records the bias of every head, query and key. shares: each head's weights of the profiles."""
+    def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
+        """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
         from ...workload.derived_rows import Table
 
-        rank, extent = shares.axes[-1], Axis("distances", self.relative_extent)
-        profiles, _ = f.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
-        by_distance = f.scores("profile_core", shares, profiles, cross=True)
-        return f.at_distance(by_distance, f.distances(q, keys, clamped=True, shifted=False))
+        rank, extent = profile_weights.axes[-1], Axis("distances", self.relative_extent)
+        profiles, _ = recorder.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
+        by_distance = recorder.scores("profile_core", profile_weights, profiles, cross=True)
+        return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         groups = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return profile_attention_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return profile_attention_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -147,15 +151,15 @@ class ProfileAttention(TokenMixer):
 
 @cache
 def profile_attention_class() -> type[nn.Module]:
-    """Returns the class of the reference."""
+    """Returns the PyTorch class of profile attention."""
     import torch
     from torch import nn
 
     class ProfileCore(nn.Module):
         """A bias for every distance. shares: [batch, heads, tokens, rank], profiles: [distances, rank]."""
 
-        def forward(self, shares: Tensor, profiles: Tensor) -> Tensor:
-            return shares @ profiles.t()
+        def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
+            return profile_weights @ profiles.t()
 
     class Profiles(nn.Module):
         def __init__(self, extent: int, rank: int) -> None:
@@ -173,43 +177,53 @@ def profile_attention_class() -> type[nn.Module]:
     class ProfileAttentionReference(nn.Module):
         """The attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ProfileAttention, context: Context) -> None:
+        def __init__(self, spec: ProfileAttention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, hidden, heads, size = spec, context.hidden_size, spec.num_attention_heads, spec.head_dim
-            kv_width = spec.num_key_value_heads * size
-            self.q_proj = nn.Linear(hidden, heads * size, bias=False)
+            self.spec, hidden, heads, head_dim = (
+                spec,
+                model_properties.hidden_size,
+                spec.num_attention_heads,
+                spec.head_dim,
+            )
+            kv_width = spec.num_key_value_heads * head_dim
+            self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
             self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
             self.q_norm, self.k_norm = (
-                nn.Identity() if spec.norm is None else norm_reference(spec.norm, size) for _ in "qk"
+                nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden, heads * spec.relative_rank, bias=False)
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
-            self.o_proj = nn.Linear(heads * size, hidden, bias=False)
+            self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
-        def bias_of(self, shares: Tensor, run: Run, end: int, keys: int) -> Tensor:
+        def bias_of(self, profile_weights: Tensor, forward_pass: Run, end: int, keys: int) -> Tensor:
             """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
 
-            shares: each head's weights of the profiles, [batch, heads, tokens, rank].
+            profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
-            spec, device = self.spec, shares.device
-            by_distance = self.profile_core(shares, self.profiles.weight)
-            queries, key_positions = run.span(run.past, end, device), run.span(end - keys, end, device)
+            spec, device = self.spec, profile_weights.device
+            by_distance = self.profile_core(profile_weights, self.profiles.weight)
+            queries, key_positions = (
+                forward_pass.span(forward_pass.past, end, device),
+                forward_pass.span(end - keys, end, device),
+            )
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*by_distance.shape[:-1], -1)
             bias: Tensor = by_distance.gather(-1, index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, group = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads
-            k, v = self.k_conv(self.k_proj(x), run), self.v_conv(self.v_proj(x), run)
+            k, v = self.k_conv(self.k_proj(x), forward_pass), self.v_conv(self.v_proj(x), forward_pass)
             q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))
-            q, (k, v) = self.q_norm(q), self.cache(run, self.k_norm(k), v)
-            end = run.past + x.shape[1]
-            mask = attention_mask(run, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window)
-            shares = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(shares, run, end, k.shape[2])
+            q, (k, v) = self.q_norm(q), self.cache(forward_pass, self.k_norm(k), v)
+            end = forward_pass.past + x.shape[1]
+            mask = attention_mask(
+                forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
+            )
+            profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
             return out

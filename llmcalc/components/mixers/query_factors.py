@@ -26,14 +26,16 @@ class QueryFactors(Part):
     rank: Width
     norm: Norm = Norm(type="rmsnorm")
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the first projection and the norm."""
-        low_rank_query = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
-        f.hold(low=low_rank_query)
+        low_rank_query = recorder.part(
+            "q_a_norm", self.norm, recorder.linear("q_a_proj", x, Axis("query_rank", self.rank))
+        )
+        recorder.hold(low=low_rank_query)
         return low_rank_query
 
-    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
+    def reference(self, model_properties: Context) -> tuple[nn.Module, nn.Module]:
         """Builds the first projection and the norm."""
         from torch import nn
 
-        return nn.Linear(context.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))
+        return nn.Linear(model_properties.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))

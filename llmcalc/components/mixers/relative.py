@@ -51,40 +51,40 @@ class RelativeAttention(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (f.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
         rows = Multiple(of=x.rows, by=2) if self.segments else BeforeStrides("distances", of=x.rows, by=2, more=-1)
-        r = f.linear("r_proj", f.sinusoids(x, rows, *x.axes, once=True), heads, dim)
+        r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
-        position_q = f.add(q, f.vector("position_bias", heads, dim, many=num_heads))
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, many=num_heads))
         scores = ops.DistanceScores(num_heads, dim.size, x.rows, rows)
-        distance_scores = f.core("distances", scores, position_q, r, axes=(heads,))
-        index = f.distances(q, k, clamped=False, shifted=True)
-        f.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
-        content_q = f.add(q, f.vector("content_bias", heads, dim, many=num_heads))
-        bias = f.scale(f.at_distance(distance_scores, index), dim.size**-0.5)
-        f.hold(q=content_q, bias=bias)
-        y = f.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        f.hold(out=y)
+        distance_scores = recorder.core("distances", scores, position_q, r, axes=(heads,))
+        index = recorder.distances(q, k, clamped=False, shifted=True)
+        recorder.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, many=num_heads))
+        bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
+        recorder.hold(q=content_q, bias=bias)
+        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=y)
         if self.segments:
-            f.vector("segment_bias", heads, dim, many=num_heads, role="idle")
-            f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
-        return f.linear("o_proj", y, *x.axes, bias=self.bias)
+            recorder.vector("segment_bias", heads, dim, many=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
+        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -133,24 +133,24 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
-        def _furthest(self, x: Tensor) -> int:
+        def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
-        def _encode_distances(self, run: Run, x: Tensor) -> Tensor:
+        def _encode_distances(self, forward_pass: Run, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden, furthest = x.shape[-1], self._furthest(x)
-            angles = angles_of(furthest - run.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
+            hidden, furthest = x.shape[-1], self._largest_distance(x)
+            angles = angles_of(furthest - forward_pass.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
             r = self._split_heads(
-                "r_proj", run.computed_once(("away", x.shape), lambda: self._encode_distances(run, x))
+                "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
-            positions = run.span(0, x.shape[1], x.device)
-            index = (self._furthest(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
+            positions = forward_pass.span(0, x.shape[1], x.device)
+            index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

@@ -60,25 +60,29 @@ class RGLRU(TokenMixer):
     def source(self) -> str:
         return "De et al. 2024, §2.4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
-        gate = f.act(f.linear("linear_y", x, width, bias=True), self.hidden_act)
-        u = f.linear("linear_x", x, width, bias=True)
-        u = f.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
-        f.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        recurrence_gate = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
-        log_decay = f.mul(recurrence_gate, f.act(f.vector("recurrent_param", width), "softplus"))
-        input_scale = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
-        gated_input = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
-        states = f.scan("rglru", f.act(log_decay, "exp"), f.mul(gated_input, input_scale), axes=(width,))
-        f.state("recurrent_state", width, bits=32)
-        return f.linear("linear_out", f.mul(states, gate), *x.axes, bias=True)
+        gate = recorder.act(recorder.linear("linear_y", x, width, bias=True), self.hidden_act)
+        u = recorder.linear("linear_x", x, width, bias=True)
+        u = recorder.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
+        recorder.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
+        recurrence_gate = recorder.act(recorder.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        log_decay = recorder.mul(recurrence_gate, recorder.act(recorder.vector("recurrent_param", width), "softplus"))
+        input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
+        gated_input = recorder.mul(
+            u, recorder.act(recorder.blocks("input_gate", u, blocks, width, bias=True), "sigmoid")
+        )
+        states = recorder.scan(
+            "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(width,)
+        )
+        recorder.state("recurrent_state", width, bits=32)
+        return recorder.linear("linear_out", recorder.mul(states, gate), *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -112,11 +116,11 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        step = 1
-        while step < a.shape[1]:
-            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
-            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
-            step *= 2
+        distance = 1
+        while distance < a.shape[1]:
+            b = torch.cat([b[:, :distance], b[:, distance:] + a[:, distance:] * b[:, :-distance]], 1)
+            a = torch.cat([a[:, :distance], a[:, distance:] * a[:, :-distance]], 1)
+            distance *= 2
         return b
 
     class RGLRUReference(nn.Module):
@@ -138,22 +142,22 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.linear_out = nn.Linear(width, hidden)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
-            u = self.conv_1d(self.linear_x(x).transpose(1, 2), run, self.conv_state).transpose(1, 2)
+            u = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             is_first = (
-                run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0
+                forward_pass.span(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
-            stored_state = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(forward_pass)
             states = linear_scan(
                 log_a.exp(),
                 scaled_input,
                 torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
-            self.recurrent_state.keep(run, states[:, -1])
+            self.recurrent_state.keep(forward_pass, states[:, -1])
             out: Tensor = self.linear_out(states.to(x.dtype) * gate)
             return out
 

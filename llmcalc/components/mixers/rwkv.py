@@ -46,24 +46,25 @@ class RwkvTimeMix(TokenMixer):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        previous_token = previous_tokens(f, x)
+        previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            f.linear(name, token_shift(f, x, previous_token, name), channels) for name in ("key", "value", "receptance")
+            recorder.linear(name, token_shift(recorder, x, previous_token, name), channels)
+            for name in ("key", "value", "receptance")
         )
-        f.hold(previous=previous_token, k=key, v=value, r=receptance)
-        gate = f.act(receptance, "sigmoid")
-        bonus, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
-        average = f.scan("wkv", key, value, bonus, decay, axes=(channels,))
-        f.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
-        return f.linear("output", f.mul(gate, average), *x.axes)
+        recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
+        gate = recorder.act(receptance, "sigmoid")
+        bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
+        average = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
+        recorder.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
+        return recorder.linear("output", recorder.mul(gate, average), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["time"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["time"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -86,20 +87,24 @@ class RwkvChannelMix(SingleWidthNetwork):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        previous_token = previous_tokens(f, x)
-        f.hold(previous=previous_token)
-        squared_key = f.linear("key", token_shift(f, x, previous_token, "key"), Axis("ffn", self.intermediate_size))
-        squared_key = f.act(f.act(squared_key, "relu"), "square")
-        gate = f.act(f.linear("receptance", token_shift(f, x, previous_token, "receptance"), *x.axes), "sigmoid")
-        f.hold(inner=squared_key, open_by=gate)
-        return f.mul(gate, f.linear("value", squared_key, *x.axes))
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        previous_token = previous_tokens(recorder, x)
+        recorder.hold(previous=previous_token)
+        squared_key = recorder.linear(
+            "key", token_shift(recorder, x, previous_token, "key"), Axis("ffn", self.intermediate_size)
+        )
+        squared_key = recorder.act(recorder.act(squared_key, "relu"), "square")
+        gate = recorder.act(
+            recorder.linear("receptance", token_shift(recorder, x, previous_token, "receptance"), *x.axes), "sigmoid"
+        )
+        recorder.hold(inner=squared_key, open_by=gate)
+        return recorder.mul(gate, recorder.linear("value", squared_key, *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["channel"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["channel"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -130,10 +135,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _weighted_average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored_state = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(forward_pass)
             zero = torch.zeros_like(k[:, 0])
             numerator, denominator, largest_exponent = (
                 (zero, zero, zero - 1e30) if stored_state is None else stored_state
@@ -152,16 +157,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     state_weight * denominator + token_weight,
                     peak,
                 )
-            self.recurrent_state.keep(run, numerator, denominator, largest_exponent)
+            self.recurrent_state.keep(forward_pass, numerator, denominator, largest_exponent)
             return torch.stack(out, 1)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_token = shifted(x, run, self.shift_state)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            previous_token = shifted(x, forward_pass, self.shift_state)
             k, v, r = (
                 self.get_submodule(name)(mixed_with(x, previous_token, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
-            out: Tensor = self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), run).to(x.dtype))
+            out: Tensor = self.output(
+                r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype)
+            )
             return out
 
     class ChannelMixReference(nn.Module):
@@ -178,8 +185,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.receptance = nn.Linear(hidden, hidden, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_token = shifted(x, run, self.shift_state)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            previous_token = shifted(x, forward_pass, self.shift_state)
             squared_key = self.key(mixed_with(x, previous_token, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(mixed_with(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
             out: Tensor = gate * self.value(squared_key)

@@ -57,40 +57,44 @@ class Rwkv7TimeMix(TokenMixer):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
-        previous_token = previous_tokens(f, x)
-        inputs = {name: token_shift(f, x, previous_token, name) for name in NAMES}
-        f.hold(previous=previous_token)
-        receptance, key, value = (f.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
-        decay = f.act(self._low_rank(f, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid")
-        rate = f.act(self._low_rank(f, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
+        previous_token = previous_tokens(recorder, x)
+        inputs = {name: token_shift(recorder, x, previous_token, name) for name in NAMES}
+        recorder.hold(previous=previous_token)
+        receptance, key, value = (recorder.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
+        decay = recorder.act(
+            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid"
+        )
+        rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
         if not self.first:
-            share = f.act(self._low_rank(f, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid")
-            value = f.mul(value, share)  # the first layer's values are as large
-        gate = self._low_rank(f, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
-        removed_key = f.mul(key, f.vector("k_k", *all_heads))
-        key = f.mul(key, f.mul(rate, f.vector("k_a", *all_heads)))
+            mix_weight = recorder.act(
+                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid"
+            )
+            value = recorder.mul(value, mix_weight)  # the first layer's values are as large
+        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
+        removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
+        key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
         rule = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
-        y = f.core("wkv", rule, receptance, decay, key, value, removed_key, rate, axes=all_heads)
-        f.state("recurrent_state", heads, dim, dim, bits=32)
-        y = f.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        y = f.add(y, f.mul(value, f.mul(key, f.vector("r_k", *all_heads))))
-        return f.linear("o_proj", f.mul(y, gate), *x.axes)
+        y = recorder.core("wkv", rule, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        y = recorder.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        y = recorder.add(y, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
+        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
 
     def _low_rank(
-        self, f: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
+        self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; the second has a bias."""
-        low_rank = f.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
-        return f.linear(f"{name}_b", f.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+        low_rank = recorder.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
+        return recorder.linear(f"{name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["time"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["time"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -113,19 +117,19 @@ class Rwkv7ChannelMix(SingleWidthNetwork):
     def source(self) -> str:
         return SOURCE
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        previous_token = previous_tokens(f, x)
-        f.hold(previous=previous_token)
-        key = f.linear("key", token_shift(f, x, previous_token, "k"), Axis("ffn", self.intermediate_size))
-        squared_key = f.act(f.act(key, "relu"), "square")
-        f.hold(inner=squared_key)
-        return f.linear("value", squared_key, *x.axes)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        previous_token = previous_tokens(recorder, x)
+        recorder.hold(previous=previous_token)
+        key = recorder.linear("key", token_shift(recorder, x, previous_token, "k"), Axis("ffn", self.intermediate_size))
+        squared_key = recorder.act(recorder.act(key, "relu"), "square")
+        recorder.hold(inner=squared_key)
+        return recorder.linear("value", squared_key, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.intermediate_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["channel"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["channel"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -170,7 +174,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
             for name in ("r", "k", "v"):
                 self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
-            for name, rank in self._ranks().items():
+            for name, rank in self._projection_ranks().items():
                 self.add_module(f"{name}_lora_a", nn.Linear(hidden, rank, bias=False))
                 self.add_module(f"{name}_lora_b", nn.Linear(rank, width, bias=name != "g"))
             self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
@@ -180,7 +184,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
-        def _ranks(self) -> dict[str, int]:
+        def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
             spec = self.spec
             ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
@@ -193,32 +197,34 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             out: Tensor = self.get_submodule(f"{name}_lora_b")(y)
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_token = shifted(x, run, self.shift_state)
-            shares: dict[str, Any] = {
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            previous_token = shifted(x, forward_pass, self.shift_state)
+            mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
             }
-            inputs = {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+            inputs = {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
             r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
-            removed_key = nn.functional.normalize(self._split(k * self.k_k.weight), dim=-1)
+            removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (rate - 1) * self.k_a.weight)
             y, state = self.wkv(
-                *(self._split(t) for t in (r, decay, k, v)),
+                *(self._split_heads(t) for t in (r, decay, k, v)),
                 removed_key,
-                self._split(rate),
-                self.recurrent_state.load(run),
+                self._split_heads(rate),
+                self.recurrent_state.load(forward_pass),
             )
-            self.recurrent_state.keep(run, state)
-            bonus = (self._split(r) * self._split(k * self.r_k.weight)).sum(-1, keepdim=True) * self._split(v)
+            self.recurrent_state.keep(forward_pass, state)
+            bonus = (self._split_heads(r) * self._split_heads(k * self.r_k.weight)).sum(
+                -1, keepdim=True
+            ) * self._split_heads(v)
             y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
             result: Tensor = self.o_proj(y * self._low_rank("g", inputs["g"]))
             return result
 
-        def _split(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
             return heads
@@ -233,8 +239,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_token = shifted(x, run, self.shift_state)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            previous_token = shifted(x, forward_pass, self.shift_state)
             out: Tensor = self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
             return out
 

@@ -57,45 +57,51 @@ class RwkvHeadMix(TokenMixer):
     def source(self) -> str:
         return "Peng et al. 2024, §4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
-        previous_token = previous_tokens(f, x)
-        inputs = self._inputs(f, x, previous_token)
-        f.hold(previous=previous_token)
+        previous_token = previous_tokens(recorder, x)
+        inputs = self._mixed_inputs(recorder, x, previous_token)
+        recorder.hold(previous=previous_token)
         receptance, key, value = (
-            f.linear(name, inputs[name[0]], *all_heads) for name in ("receptance", "key", "value")
+            recorder.linear(name, inputs[name[0]], *all_heads) for name in ("receptance", "key", "value")
         )
-        gate = f.act(f.linear("gate", inputs["g"], *all_heads), "silu")
-        scan_inputs = [receptance, key, value, f.vector("time_first", *all_heads)]
-        decay = f.vector("time_decay", *all_heads)
+        gate = recorder.act(recorder.linear("gate", inputs["g"], *all_heads), "silu")
+        scan_inputs = [receptance, key, value, recorder.vector("time_first", *all_heads)]
+        decay = recorder.vector("time_decay", *all_heads)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
-            low_rank = f.act(f.linear("decay_a", inputs["w"], rank), "tanh")
-            decay = f.add(f.linear("decay_b", low_rank, *all_heads), decay)
+            low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
+            decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
         rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
-        y = f.core("wkv", rule, *scan_inputs, f.act(decay, "exp"), axes=all_heads)
-        f.state("recurrent_state", heads, dim, dim, bits=32)
-        y = f.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        return f.linear("output", f.mul(y, gate), *x.axes)
+        y = recorder.core("wkv", rule, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
-    def _inputs(self, f: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
+    def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
         """Returns the mix of each token with the previous one for each of `NAMES`."""
         if self.shift_rank is None:
-            return {name: token_shift(f, x, previous_token, name) for name in NAMES[1:]}
+            return {name: token_shift(recorder, x, previous_token, name) for name in NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in NAMES]
-        low_rank = f.act(f.linear("shift_a", token_shift(f, x, previous_token, "x"), Beside(tuple(ranks))), "tanh")
+        low_rank = recorder.act(
+            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
+        )
         inputs = {}
-        for name, part in zip(NAMES, f.split(low_rank, *ranks), strict=True):
-            share = f.add(f.linear(f"shift_b_{name}", part, *x.axes), f.vector(f"time_mix_{name}", *x.axes))
-            inputs[name] = f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
+        for name, part in zip(NAMES, recorder.split(low_rank, *ranks), strict=True):
+            mix_weight = recorder.add(
+                recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+            )
+            inputs[name] = recorder.add(
+                recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
+            )
         return inputs
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-{5 if self.shift_rank is None else 6} {self.num_heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -152,9 +158,9 @@ def _reference_class() -> type[nn.Module]:
             self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _inputs(self, x: Tensor, run: Run) -> dict[str, Tensor]:
-            previous_token = shifted(x, run, self.shift_state)
-            shares: dict[str, Any] = {
+        def _mixed_inputs(self, x: Tensor, forward_pass: Run) -> dict[str, Tensor]:
+            previous_token = shifted(x, forward_pass, self.shift_state)
+            mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
                 for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
@@ -164,12 +170,12 @@ def _reference_class() -> type[nn.Module]:
                 for name, part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    shares[name] = self.get_submodule(f"shift_b_{name}")(part) + shares[name]
-            return {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
+            return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
-            inputs = self._inputs(x, run)
+            inputs = self._mixed_inputs(x, forward_pass)
             r, k, v = (
                 self.get_submodule(name)(inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for name in ("receptance", "key", "value")
@@ -179,8 +185,8 @@ def _reference_class() -> type[nn.Module]:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
             bonus = self.time_first.weight.float().unflatten(-1, (spec.num_heads, -1))[..., None]
-            y, state = self.wkv(r, k, v, decay, bonus, self.recurrent_state.load(run))
-            self.recurrent_state.keep(run, state)
+            y, state = self.wkv(r, k, v, decay, bonus, self.recurrent_state.load(forward_pass))
+            self.recurrent_state.keep(forward_pass, state)
             y = self.ln_x(y.flatten(2).to(x.dtype))
             result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
             return result

@@ -48,37 +48,37 @@ class SampledBlockAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
-        if place.width % self.num_attention_heads:
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        if stack_position.width % self.num_attention_heads:
             raise ValueError(
-                f"{place.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of hidden_size "
-                f"{place.width}"
+                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
+                f"hidden_size {stack_position.width}"
             )
 
     def source(self) -> str:
         return "Zeng et al. 2022, §4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        sizes = self.heads(x.width)
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
-        q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
-        f.hold(q=q, k=k, v=v)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        head_sizes = self.heads(x.width)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        y = f.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=True)
+        y = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -110,50 +110,54 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._in_blocks(x) for x in (q, k, v))
-            sizes = self._in_blocks(torch.ones_like(q[..., :1])).sum(
+            token_counts = self._in_blocks(torch.ones_like(q[..., :1])).sum(
                 3
             )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
-                mean_scores = (queries.sum(3) / sizes) @ (keys.sum(3) / sizes).transpose(-1, -2) * scale
-            count = mean_scores.shape[-1]
-            index = mean_scores.flatten(2).topk(min(self.blocks, count * count), -1).indices
-            rows, columns = index // count, index % count
+                mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
+            block_count = mean_scores.shape[-1]
+            index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
+            rows, columns = index // block_count, index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._chosen(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
+                self._selected_blocks(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
             )
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
-            real_keys = self._chosen(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
+            real_keys = self._selected_blocks(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
             weights = weights * real_keys
-            sums = torch.zeros_like(queries).scatter_add(2, self._like(rows, queries), weights @ sampled_values)
+            sums = torch.zeros_like(queries).scatter_add(
+                2, self._expanded_indices(rows, queries), weights @ sampled_values
+            )
             totals = torch.zeros_like(queries[..., :1])
-            totals = totals.scatter_add(2, self._like(rows, totals), weights.sum(-1, keepdim=True))
+            totals = totals.scatter_add(2, self._expanded_indices(rows, totals), weights.sum(-1, keepdim=True))
             if self.approximated:
-                others = torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (count, count))
-                others = others * sizes.transpose(-1, -2)
-                sums = sums + (others @ (values.sum(3) / sizes))[:, :, :, None]
+                others = (
+                    torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
+                )
+                others = others * token_counts.transpose(-1, -2)
+                sums = sums + (others @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + others.sum(-1)[..., None, None]
             out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
             return out
 
-        def _like(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns the indices of blocks, repeated for each element of a block of x."""
+        def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
+            """Returns block indices, expanded to the shape in which they select blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
-        def _chosen(self, x: Tensor, blocks: Tensor) -> Tensor:
-            """Returns the blocks with these indices. x: [batch, heads, blocks, block, d]."""
-            return x.gather(2, self._like(blocks, x))
+        def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
+            """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
+            return x.gather(2, self._expanded_indices(blocks, x))
 
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SampledBlockAttention, context: Context) -> None:
+        def __init__(self, spec: SampledBlockAttention, model_properties: Context) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, context.hidden_size
+            self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(name, nn.Linear(hidden, hidden))
             self.core = Core(spec)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             heads = (
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")

@@ -1,4 +1,4 @@
-"""Mamba-2's scan with Mamba's projections: Δ, B and C are made of the convolution's output (PLaMo 2).
+"""Mamba-2's scan with Mamba's projections: Δ, B and C are projections of the convolution's output (PLaMo 2).
 
 Preferred Networks 2025 (arXiv:2509.04897, §2). The scan is that of Dao & Gu 2024 (arXiv:2405.21060), with one group.
 vLLM: models/plamo2.py.
@@ -65,37 +65,39 @@ class SelectiveMamba2(TokenMixer):
     def source(self) -> str:
         return "Preferred Networks 2025 (arXiv:2509.04897), §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, state = (
             Axis("heads", self.num_heads),
             Axis("head_dim", self.head_dim),
             Axis("state", self.state_size),
         )
         inner_axes: Shape = (heads, dim)
-        gate, u = f.split(f.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes)
-        channels, kernel = Beside((inner_axes,)), self.conv_kernel
-        u = f.conv("conv1d", u, channels, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
-        u = f.act(u, "silu").view(*inner_axes)
-        shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
-        b, c, step = f.split(f.linear("bcdt_proj", u, Beside(shapes)), *shapes)
-        step = f.linear("dt_proj", f.norm("dt_norm", step, self.norm), heads)
-        scan_inputs = u, step, f.norm("b_norm", b, self.norm), f.norm("c_norm", c, self.norm)
-        sizes = step.width, self.head_dim, self.state_size, x.rows
-        y = f.alternatives(
-            chunked=lambda: f.core(
-                "scan", ProjectedChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes
-            ),
-            step=lambda: f.core("scan", ProjectedHeadScan(*sizes), *scan_inputs, axes=inner_axes),
+        gate, u = recorder.split(
+            recorder.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes
         )
-        f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
-        return f.linear("out_proj", f.mul(y, f.act(gate, "silu")), *x.axes)
+        channels, kernel = Beside((inner_axes,)), self.conv_kernel
+        u = recorder.conv("conv1d", u, channels, kernel=kernel, groups=u.width, padding=kernel - 1)
+        recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
+        u = recorder.act(u, "silu").view(*inner_axes)
+        shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
+        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", u, Beside(shapes)), *shapes)
+        time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
+        scan_inputs = u, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
+        scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core(
+                "scan", ProjectedChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+            ),
+            step=lambda: recorder.core("scan", ProjectedHeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
+        )
+        recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
+        return recorder.linear("out_proj", recorder.mul(y, recorder.act(gate, "silu")), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -110,11 +112,11 @@ def _reference_class() -> type[nn.Module]:
     class SelectiveMamba2Reference(nn.Module):
         """The mixer of PLaMo 2. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SelectiveMamba2, context: Context) -> None:
+        def __init__(self, spec: SelectiveMamba2, model_properties: Context) -> None:
             super().__init__()
             self.spec = spec
             width, rank, state = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
-            self.in_proj = nn.Linear(context.hidden_size, 2 * width, bias=False)
+            self.in_proj = nn.Linear(model_properties.hidden_size, 2 * width, bias=False)
             conv: Any = causal_conv_class()
             self.conv1d = conv(width, spec.conv_kernel, False)
             self.conv_state: Any = state_class()()
@@ -125,20 +127,24 @@ def _reference_class() -> type[nn.Module]:
             self.b_norm, self.c_norm = norm_reference(spec.norm, state), norm_reference(spec.norm, state)
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
-            self.out_proj = nn.Linear(width, context.hidden_size, bias=False)
+            self.out_proj = nn.Linear(width, model_properties.hidden_size, bias=False)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             gate, u = self.in_proj(x).chunk(2, -1)
-            u = nn.functional.silu(self.conv1d(u.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
-            b, c, step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
-            step = self.dt_proj(self.dt_norm(step))
+            u = nn.functional.silu(self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
+            b, c, time_step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
+            time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
-            stored_state = self.ssm_state.load(run)
+            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
-                u.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
+                u.unflatten(-1, (spec.num_heads, -1)),
+                time_step,
+                b,
+                c,
+                None if stored_state is None else stored_state[0],
             )
-            self.ssm_state.keep(run, last_state)
+            self.ssm_state.keep(forward_pass, last_state)
             result: Tensor = self.out_proj(y.flatten(2) * nn.functional.silu(gate))
             return result
 

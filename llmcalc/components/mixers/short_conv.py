@@ -51,12 +51,14 @@ class ShortConv(TokenMixer):
             )
         return self
 
-    def check_place(self, place: Standing) -> None:
+    def check_place(self, stack_position: Standing) -> None:
         if not self.grid:
-            super().check_place(place)
-        elif not place.grid:
-            raise ValueError(f"{place.where}.grid: tokens stand in no grid; expected false, but in a tower of images")
-        elif place.before_grid:
+            super().check_place(stack_position)
+        elif not stack_position.grid:
+            raise ValueError(
+                f"{stack_position.where}.grid: tokens stand in no grid; expected false, but in a tower of images"
+            )
+        elif stack_position.before_grid:
             raise ValueError(
                 "class_embedding: a convolution over the grid of patches has no place for it; expected false"
             )
@@ -64,15 +66,15 @@ class ShortConv(TokenMixer):
     def source(self) -> str:
         return "Liquid AI 2025, §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         kernel, has_bias, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
-        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=has_bias), *axes)
-        f.hold(b=b)
-        u = f.mul(b, u)
+        b, c, u = recorder.split(recorder.linear("in_proj", x, Beside(axes), bias=has_bias), *axes)
+        recorder.hold(b=b)
+        u = recorder.mul(b, u)
         if self.grid:
-            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=has_bias)
+            y = recorder.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=has_bias)
         else:
-            y = f.conv(
+            y = recorder.conv(
                 "conv",
                 u,
                 *x.axes,
@@ -82,15 +84,15 @@ class ShortConv(TokenMixer):
                 padding=kernel - 1,
                 state="conv_state",
             )
-            f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
-        f.hold(mixed=y)
-        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=has_bias)
+            recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.hold(mixed=y)
+        return recorder.linear("out_proj", recorder.mul(c, y), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -117,12 +119,12 @@ def _reference_class() -> type[nn.Module]:
                 self.conv_state = state_class()()
             self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
             convolution_output = (
-                self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
+                self.conv((b * u).unflatten(2, (-1, forward_pass.columns))).flatten(2)
                 if self.grid
-                else self.conv(b * u, run, self.conv_state)
+                else self.conv(b * u, forward_pass, self.conv_state)
             )
             out: Tensor = self.out_proj((c * convolution_output).transpose(1, 2))
             return out

@@ -42,59 +42,61 @@ class SpanConvolution(TokenMixer):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _check_odd(cls, size: int) -> int:
-        if size % 2 == 0:
-            raise ValueError(f"{size} is even; expected an odd number")
-        return size
+    def _check_odd_kernel(cls, kernel_size: int) -> int:
+        if kernel_size % 2 == 0:
+            raise ValueError(f"{kernel_size} is even; expected an odd number")
+        return kernel_size
 
     def heads(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
         return HeadSizes(heads, heads, width // (2 * heads))
 
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        if not same(head_sizes.heads, head_sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads})
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, place: Standing) -> None:
-        super().check_place(place)
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
         heads = self.num_attention_heads
-        if place.width % (2 * heads):
+        if stack_position.width % (2 * heads):
             raise ValueError(
-                f"{place.where}.num_attention_heads: {heads}; twice the number divides hidden_size {place.width} "
-                "without a rest"
+                f"{stack_position.where}.num_attention_heads: {heads}; twice the number divides hidden_size "
+                f"{stack_position.width} without a rest"
             )
 
     def source(self) -> str:
         return "Jiang et al. 2020, §4"
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        sizes, kernel = self.heads(x.width), self.conv_kernel_size
-        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
-        k = f.linear("k_proj", x, heads, dim, bias=True)
-        v = f.linear("v_proj", x, heads, dim, bias=True)
-        spans = f.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = f.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
-        q = f.linear("q_proj", x, heads, dim, bias=True)
-        f.hold(k=k, v=v, spans=span_keys, q=q)
-        filters = f.linear("filter_proj", f.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
-        filters = f.act(filters, "softmax")
-        conv_values = f.linear("conv_v_proj", x, heads, dim, bias=True)
-        f.hold(filters=filters, values=conv_values)
-        convolution = ops.DynamicConvolution(sizes.heads, sizes.head_dim, kernel, x.rows)
-        convolved = f.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
-        f.hold(convolved=convolved)
-        f.mask(q, k, causal=False)
-        y = f.attention("core", q, k, v, causal=False)
-        f.hold(out=y)
-        joined_heads = f.cat(f.flat(y), f.flat(convolved), axes=(Beside(((heads, dim), (heads, dim))),))
-        return f.linear("o_proj", joined_heads, *x.axes, bias=True)
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        head_sizes, kernel = self.heads(x.width), self.conv_kernel_size
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        k = recorder.linear("k_proj", x, heads, dim, bias=True)
+        v = recorder.linear("v_proj", x, heads, dim, bias=True)
+        spans = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
+        span_keys = recorder.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
+        q = recorder.linear("q_proj", x, heads, dim, bias=True)
+        recorder.hold(k=k, v=v, spans=span_keys, q=q)
+        filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
+        filters = recorder.act(filters, "softmax")
+        conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
+        recorder.hold(filters=filters, values=conv_values)
+        convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
+        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
+        recorder.hold(convolved=convolved)
+        recorder.mask(q, k, causal=False)
+        y = recorder.attention("core", q, k, v, causal=False)
+        recorder.hold(out=y)
+        joined_heads = recorder.cat(
+            recorder.flat(y), recorder.flat(convolved), axes=(Beside(((heads, dim), (heads, dim))),)
+        )
+        return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} and convolutions over {self.conv_kernel_size} tokens"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -113,8 +115,8 @@ def _reference_class() -> type[nn.Module]:
         """
 
         def forward(self, x: Tensor, filters: Tensor) -> Tensor:
-            side = filters.shape[-1] // 2
-            padded = nn.functional.pad(x, (0, 0, 0, 0, side, side))
+            neighbours = filters.shape[-1] // 2
+            padded = nn.functional.pad(x, (0, 0, 0, 0, neighbours, neighbours))
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
             out: Tensor = (windows @ filters[..., None]).squeeze(-1)
             return out
@@ -129,19 +131,19 @@ def _reference_class() -> type[nn.Module]:
     class SpanConvolutionReference(nn.Module):
         """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SpanConvolution, context: Context) -> None:
+        def __init__(self, spec: SpanConvolution, model_properties: Context) -> None:
             super().__init__()
-            hidden, kernel, self.heads = context.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
-            half = hidden // 2
-            self.q_proj, self.k_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
-            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
+            hidden, kernel, self.heads = model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
+            half_width = hidden // 2
+            self.q_proj, self.k_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
+            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
-            self.span_proj = nn.Conv1d(hidden, half, 1)
-            self.filter_proj = nn.Linear(half, self.heads * kernel)
+            self.span_proj = nn.Conv1d(hidden, half_width, 1)
+            self.filter_proj = nn.Linear(half_width, self.heads * kernel)
             self.core, self.convolution = Core(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             q = self.q_proj(x)
             spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
             filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)

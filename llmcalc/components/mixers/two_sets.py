@@ -1,4 +1,4 @@
-"""The shared base of attention over two sets of keys, of own tokens and of further rows, by the same projections."""
+"""The base of attention over two sets of keys: of the layer's tokens, and of another sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TwoSetsMixer(WindowedMixer):
-    """Grouped-query attention to its own tokens and to further rows, whose keys and values use the same projections.
+    """Grouped-query attention to the layer's tokens and to another sequence, with the same key and value projections.
 
     A subclass also declares attention_bias and norm, the norm on each query and key head.
     """
@@ -38,8 +38,8 @@ class TwoSetsMixer(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
+    def _normalize(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else recorder.norm(name, x, self.norm, (dim,))
 
     def _describe(self, keys: str) -> str:
         """Describes the heads and the window. keys: the tokens attended to, in words."""

@@ -31,20 +31,22 @@ class ValueConvolution(Part):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _check_odd(cls, size: int) -> int:
-        if size % 2 == 0:
-            raise ValueError(f"{size} is even; expected an odd number")
-        return size
+    def _check_odd_kernel(cls, kernel_size: int) -> int:
+        if kernel_size % 2 == 0:
+            raise ValueError(f"{kernel_size} is even; expected an odd number")
+        return kernel_size
 
     def source(self) -> str:
         return "Xiong et al. 2021 (Nyströmformer), §3"
 
-    def flow(self, f: Flow, values: Value, heads: Axis, size: Axis) -> Value:
+    def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""
-        groups = f.n((heads, size))
-        return f.conv("conv", values, heads, size, kernel=self.conv_kernel_size, groups=groups, shared=size.size)
+        groups = recorder.n((heads, head_axis))
+        return recorder.conv(
+            "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=groups, shared=head_axis.size
+        )
 
-    def reference(self, context: Context, heads: int) -> nn.Module:
+    def reference(self, model_properties: Context, heads: int) -> nn.Module:
         return _reference_class()(self, heads)
 
 

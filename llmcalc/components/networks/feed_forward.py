@@ -99,28 +99,28 @@ class FeedForward(SingleWidthNetwork):
     def source(self) -> str:
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        y = f.linear(name, x, ffn, bias=bias)
-        y = self._activate(f, y)
-        y = f.mul(y, f.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
-        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
-        y = f.linear("down_proj", f.dropout(y, "activation"), *x.axes, bias=self.down_bias)
-        return f.mul(y, f.vector("output_scale", Axis("one", 1))) if self.output_scale else y
+        y = recorder.linear(name, x, ffn, bias=bias)
+        y = self._activate(recorder, y)
+        y = recorder.mul(y, recorder.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
+        y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
+        y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
+        return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
 
-    def _activate(self, f: Flow, x: Value) -> Value:
+    def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
-            return f.act(x, self.hidden_act)
-        with f.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
+            return recorder.act(x, self.hidden_act)
+        with recorder.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
             sides = Axis("sides", 2)
-            return f.act(x, "xielu", f.vector("alpha", sides), f.buffer("constants", sides))
+            return recorder.act(x, "xielu", recorder.vector("alpha", sides), recorder.buffer("constants", sides))
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.style} {self.intermediate_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -208,12 +208,19 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
             return out
 
-        def forward(self, x: Tensor, run: Run | None = None, shares: Tensor | None = None) -> Tensor:
-            """Runs the network. shares: factors of equal parts of the hidden units, [..., parts]; none by default."""
+        def forward(self, x: Tensor, forward_pass: Run | None = None, part_factors: Tensor | None = None) -> Tensor:
+            """Runs the network.
+
+            part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
+            """
             gated = hasattr(self, "gate_proj")
             y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            y = y if shares is None else (y.unflatten(-1, (shares.shape[-1], -1)) * shares[..., None]).flatten(-2)
+            y = (
+                y
+                if part_factors is None
+                else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
+            )
             out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
             return out * self.output_scale.weight if hasattr(self, "output_scale") else out
 

@@ -56,11 +56,11 @@ class IdentityExperts(Part):
 
     zero_expert_num: ZeroExperts
 
-    def flow(self, f: Flow, x: Value, y: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
-        maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
+        maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
-        return f.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
 
     def reference(self) -> nn.Module:
         from torch import nn
@@ -86,26 +86,26 @@ class Latent(Part):
     expert_norm: Norm | None = None
     output_norm: Norm | None = None
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection to the latent width, and its norm."""
-        y = f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
-        return y if self.norm is None else f.part("latent_norm", self.norm, y)
+        y = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
+        return y if self.norm is None else recorder.part("latent_norm", self.norm, y)
 
-    def normed_output(self, f: Flow, y: Value) -> Value:
+    def normed_output(self, recorder: Flow, y: Value) -> Value:
         """Records the norm of the experts' outputs, if there is one. y: one vector per token and expert."""
-        return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
+        return y if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, y)
 
-    def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
+    def project_back(self, recorder: Flow, y: Value, out: Shape) -> Value:
         """Records the norm of the experts' sum, if there is one, and the projection from the latent width."""
-        y = y if self.output_norm is None else f.part("latent_output_norm", self.output_norm, y)
-        f.hold(y=y)
-        return f.linear("latent_out", y, *out, bias=self.bias)
+        y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
+        recorder.hold(y=y)
+        return recorder.linear("latent_out", y, *out, bias=self.bias)
 
-    def reference(self, context: Context) -> Mapping[str, nn.Module]:
+    def reference(self, model_properties: Context) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
         from torch import nn
 
-        width, latent = context.hidden_size, self.moe_latent_size
+        width, latent = model_properties.hidden_size, self.moe_latent_size
         norms = {
             "latent_norm": self.norm,
             "expert_norm": self.expert_norm,
@@ -139,18 +139,18 @@ class VisionExperts(Part):
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        weights, top_experts = self.router.flow(f, x, experts, top_k, experts.size)
-        rows = f.dispatch(x, top_experts, experts, top_k)
-        with f.scope("experts", kind="experts", source=self.source()):
-            y = _expert_networks(f, self.expert, rows, experts, top_k, x.axes)
-        return f.combine(y, weights, experts, top_k)
+    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
+        weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        rows = recorder.dispatch(x, top_experts, experts, top_k)
+        with recorder.scope("experts", kind="experts", source=self.source()):
+            y = _expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
+        return recorder.combine(y, weights, experts, top_k)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
 
-    def reference(self, context: Context, experts: int, top_k: int) -> nn.Module:
-        return _vision_class()(self, context, experts, top_k)
+    def reference(self, model_properties: Context, experts: int, top_k: int) -> nn.Module:
+        return _vision_class()(self, model_properties, experts, top_k)
 
 
 class MoE(Network):
@@ -225,7 +225,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` for scores of shared experts that do not fit the shared expert."""
+        """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
         scores, shared = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared is None
@@ -262,55 +262,60 @@ class MoE(Network):
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
-    def flow(self, f: Flow, x: Value, router_input: Value | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture. router_input: the router's input where it differs from the experts' input."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         classes = add(self.num_experts, identities)
-        weights, top_experts = self.router.flow(f, x if router_input is None else router_input, experts, top_k, classes)
+        weights, top_experts = self.router.flow(
+            recorder, x if router_input is None else router_input, experts, top_k, classes
+        )
         if self.vision_experts is not None:
-            f.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
-        expert_input = x if self.latent is None else self.latent.flow(f, x)
-        f.hold(weights=weights, chosen=top_experts, y=expert_input)
-        rows = f.dispatch(expert_input, top_experts, experts, top_k)
-        with f.scope("experts", kind="experts", source=self.source()):
-            f.hold(x=rows)
+            recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
+        expert_input = x if self.latent is None else self.latent.flow(recorder, x)
+        recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
+        rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
+        with recorder.scope("experts", kind="experts", source=self.source()):
+            recorder.hold(x=rows)
             y = _expert_networks(
-                f, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
+                recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
             )
-            y = y if self.identity_experts is None else self.identity_experts.flow(f, rows, y)
+            y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
         if self.latent is not None:
-            y = self.latent.normed_output(f, y)
-        y = f.combine(y, weights, experts, top_k)
-        f.hold(y=y)
+            y = self.latent.normed_output(recorder, y)
+        y = recorder.combine(y, weights, experts, top_k)
+        recorder.hold(y=y)
         if self.latent is not None:
-            y = self.latent.project_back(f, y, x.axes)
-            f.hold(y=y)
+            y = self.latent.project_back(recorder, y, x.axes)
+            recorder.hold(y=y)
         if self.shared_expert is not None:
-            shared_output = self._shared_output(f, self.shared_expert, x)
+            shared_output = self._shared_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
-                scores = f.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
-                routed_share, shared_share = f.split(f.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
-                y, shared_output = f.mul(routed_share, y, y.axes), f.mul(shared_share, shared_output, y.axes)
-            y = f.add(y, shared_output)
-            f.hold(y=y)
+                scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
+                routed_share, shared_share = recorder.split(recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
+                y, shared_output = (
+                    recorder.mul(routed_share, y, y.axes),
+                    recorder.mul(shared_share, shared_output, y.axes),
+                )
+            y = recorder.add(y, shared_output)
+            recorder.hold(y=y)
         if self.output_bias:
-            y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
+            y = recorder.add(y, recorder.vector("output_bias", *x.axes, kind="experts"))
         return y
 
-    def _shared_output(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+    def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the output of the shared expert, which every token uses."""
         if self.shared_scores is not None:
-            y = self.shared_scores.flow(f, expert, x)
-            f.hold(shared=y)
+            y = self.shared_scores.flow(recorder, expert, x)
+            recorder.hold(shared=y)
             return y
-        with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = expert.flow(f, x)
-        f.hold(shared=y)
+        with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
+            y = expert.flow(recorder, x)
+        recorder.hold(shared=y)
         if not self.shared_expert_gate:
             return y
-        gate = f.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
-        return f.mul(f.act(gate, "sigmoid"), y, y.axes)
+        gate = recorder.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
+        return recorder.mul(recorder.act(gate, "sigmoid"), y, y.axes)
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
@@ -322,8 +327,8 @@ class MoE(Network):
             f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -390,23 +395,23 @@ def _check_expert(expert: FeedForward) -> None:
 
 
 def _expert_networks(
-    f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
+    recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
     """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
-        return f.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
+        return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
 
     if expert.gated:
-        y = f.act(mapped("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        f.hold(y=y)
-        y = f.mul(y, mapped("up_proj", rows, ffn, bias=expert.up_bias))
+        y = recorder.act(mapped("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        recorder.hold(y=y)
+        y = recorder.mul(y, mapped("up_proj", rows, ffn, bias=expert.up_bias))
     else:
-        y = f.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    f.hold(y=y)
+        y = recorder.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    recorder.hold(y=y)
     y = mapped("down_proj", y, *out, bias=expert.down_bias)
-    f.hold(y=y)
+    recorder.hold(y=y)
     return y
 
 
@@ -546,13 +551,15 @@ def _routed_class() -> type[nn.Module]:
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
 
-        def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
+        def __init__(
+            self, expert: FeedForward, expert_count: int, width: int, identities: IdentityExperts | None
+        ) -> None:
             super().__init__()
-            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
+            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, expert_count
             if expert.gated:
-                self.gate_proj = ExpertMap(count, width, ffn_width, expert.gate_bias)
-            self.up_proj = ExpertMap(count, width, ffn_width, expert.up_bias)
-            self.down_proj = ExpertMap(count, ffn_width, width, expert.down_bias)
+                self.gate_proj = ExpertMap(expert_count, width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(expert_count, width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(expert_count, ffn_width, width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 
@@ -576,21 +583,21 @@ def _routed_class() -> type[nn.Module]:
             self,
             routing: Any,
             expert: FeedForward,
-            count: int,
+            expert_count: int,
             width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
             self.routing = routing
-            self.experts = ExpertsReference(expert, count, width, identities)
+            self.experts = ExpertsReference(expert, expert_count, width, identities)
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def dispatch(self, weights: Tensor, top_experts: Tensor, run: Run | None) -> Any:
+        def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: Run | None) -> Any:
             """Returns the rows for each token's experts."""
-            if run is not None and run.expert_capacity is not None:
-                return capped_class()(weights, top_experts, self.experts.count, run.expert_capacity)
-            return dispatch_class()(top_experts, run is not None and run.grouped_experts)
+            if forward_pass is not None and forward_pass.expert_capacity is not None:
+                return capped_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
+            return dispatch_class()(top_experts, forward_pass is not None and forward_pass.grouped_experts)
 
     return Routed
 
@@ -600,17 +607,17 @@ def _vision_class() -> type[nn.Module]:
     class VisionReference(_routed_class()):  # type: ignore[misc]
         """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: VisionExperts, context: Context, experts: int, top_k: int) -> None:
+        def __init__(self, spec: VisionExperts, model_properties: Context, experts: int, top_k: int) -> None:
             super().__init__(
-                spec.router.reference(context, experts, top_k, experts),
+                spec.router.reference(model_properties, experts, top_k, experts),
                 spec.expert,
                 experts,
-                context.hidden_size,
+                model_properties.hidden_size,
             )
 
-        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            weights, top_experts = self.routing(x, run)
-            dispatch = self.dispatch(weights, top_experts, run)
+        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+            weights, top_experts = self.routing(x, forward_pass)
+            dispatch = self.dispatch(weights, top_experts, forward_pass)
             out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
             return out
 
@@ -625,28 +632,28 @@ def _reference_class() -> type[nn.Module]:
     class MoEReference(_routed_class()):  # type: ignore[misc]
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MoE, context: Context) -> None:
-            hidden, count, top_k = context.hidden_size, spec.num_experts, spec.num_experts_per_tok
+        def __init__(self, spec: MoE, model_properties: Context) -> None:
+            hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identities = spec.identity_experts
-            classes = count if identities is None else count + identities.zero_expert_num
+            classes = expert_count if identities is None else expert_count + identities.zero_expert_num
             width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
-                spec.router.reference(context, count, top_k, classes),
+                spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
-                count,
+                expert_count,
                 width,
                 identities,
             )
             if spec.vision_experts is not None:
-                self.vision_experts = spec.vision_experts.reference(context, count, top_k)
+                self.vision_experts = spec.vision_experts.reference(model_properties, expert_count, top_k)
             if spec.latent is not None:
-                for name, module in spec.latent.reference(context).items():
+                for name, module in spec.latent.reference(model_properties).items():
                     self.add_module(name, module)
             if spec.shared_scores is not None:
-                for name, module in spec.shared_scores.reference(context).items():
+                for name, module in spec.shared_scores.reference(model_properties).items():
                     self.add_module(name, module)
             if spec.shared_expert is not None:
-                self.shared_expert = spec.shared_expert.reference(context)
+                self.shared_expert = spec.shared_expert.reference(model_properties)
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
             if spec.shared_expert_mix:
@@ -654,12 +661,12 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_bias:
                 self.output_bias = vector(torch.zeros(hidden))
 
-        def forward(self, x: Tensor, run: Run | None = None, router_input: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run | None = None, router_input: Tensor | None = None) -> Tensor:
             """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
-            weights, top_experts = self.routing(x if router_input is None else router_input, run)
+            weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
             y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
-            dispatch = self.dispatch(weights, top_experts, run)
+            dispatch = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
             y = dispatch.combined(
                 norm_output(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)), weights
@@ -668,13 +675,13 @@ def _reference_class() -> type[nn.Module]:
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
-                    shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
-                    shared_output = self.shared_expert(x, run, shares)
+                    expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
+                    shared_output = self.shared_expert(x, forward_pass, expert_weights)
                 else:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
-                    shares = self.shared_expert_mix(x).softmax(-1)
-                    y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output
+                    expert_weights = self.shared_expert_mix(x).softmax(-1)
+                    y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y

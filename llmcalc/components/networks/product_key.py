@@ -76,18 +76,18 @@ class ProductKeyMoE(Network):
     def source(self) -> str:
         return "Shi et al. 2024 (Doge)"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
-        weights, top_units = f.product_keys(
-            f.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k
+        weights, top_units = recorder.product_keys(
+            recorder.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k
         )
         rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
-        f.hold(weights=weights, chosen=top_units)
-        with f.scope("experts", kind="experts", source="He 2024, §2"):
-            units = f.act(f.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
-            y = f.core("up_embed", rows, f.mul(units, weights), top_units, axes=x.axes)
-        f.hold(y=y)
-        return f.add(y, f.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
+        recorder.hold(weights=weights, chosen=top_units)
+        with recorder.scope("experts", kind="experts", source="He 2024, §2"):
+            units = recorder.act(recorder.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
+            y = recorder.core("up_embed", rows, recorder.mul(units, weights), top_units, axes=x.axes)
+        recorder.hold(y=y)
+        return recorder.add(y, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
         return (
@@ -95,8 +95,8 @@ class ProductKeyMoE(Network):
             f"{self.shared_expert.describe(hidden_size)}"
         )
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -146,14 +146,14 @@ def _reference_class() -> type[nn.Module]:
     class ProductKeyReference(nn.Module):
         """Product-key experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ProductKeyMoE, context: Context) -> None:
+        def __init__(self, spec: ProductKeyMoE, model_properties: Context) -> None:
             super().__init__()
             self.top_k = spec.num_experts_per_tok
-            self.router = nn.Linear(context.hidden_size, 2 * spec.num_keys, bias=False)
-            self.experts = ExpertsReference(spec, context.hidden_size)
-            self.shared_expert = spec.shared_expert.reference(context)
+            self.router = nn.Linear(model_properties.hidden_size, 2 * spec.num_keys, bias=False)
+            self.experts = ExpertsReference(spec, model_properties.hidden_size)
+            self.shared_expert = spec.shared_expert.reference(model_properties)
 
-        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
             weights, top_units = self.routing(x)
             y = self.experts(x, top_units, weights)
             out: Tensor = y + self.shared_expert(x)

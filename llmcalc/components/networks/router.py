@@ -45,14 +45,14 @@ class Router(Part):
 
     scoring_func: Scoring = "softmax"
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         """Records the routing. Returns the weights and the indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
         """Builds a callable (x [batch, tokens, hidden], run) → weights and experts, each [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
@@ -60,13 +60,13 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-def _record_correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
+def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis) -> Value | None:
     """Records the score correction and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
-        return f.buffer("score_correction", classes, kind="router")
-    return f.vector("score_correction", classes, kind="router", frozen=True)
+        return recorder.buffer("score_correction", classes, kind="router")
+    return recorder.vector("score_correction", classes, kind="router", frozen=True)
 
 
 class LinearRouter(Router):
@@ -89,16 +89,16 @@ class LinearRouter(Router):
     score_correction: Correction | None = None
     expert_scale: Flag = False
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis = Axis("classes", classes)
-        x = x if self.norm is None else f.part("router_norm", self.norm, x, kind="router")
-        logits = f.linear("router", x, axis, bias=self.bias, kind="router")
-        scale = f.vector("expert_scale", experts, kind="router") if self.expert_scale else None
-        correction = _record_correction(f, self.score_correction, axis)
-        return f.route(logits, top_k, self.scoring_func, correction, scale)
+        x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
+        logits = recorder.linear("router", x, axis, bias=self.bias, kind="router")
+        scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
+        correction = _record_correction(recorder, self.score_correction, axis)
+        return recorder.route(logits, top_k, self.scoring_func, correction, scale)
 
-    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["linear"](self, context, experts, top_k, classes)
+    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _reference_classes()["linear"](self, model_properties, experts, top_k, classes)
 
 
 class RouterMLP(Router):
@@ -123,20 +123,20 @@ class RouterMLP(Router):
     skip: Flag = False
     score_correction: Correction | None = None
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
-        with f.scope("router", kind="router", source="Zyphra 2025, §2"):
-            y = f.linear("down_proj", x, features, bias=True)
-            y = f.carry("routed", y, f.vector("below_scale", features) if self.adds_below else None)
-            y = f.part("norm", self.norm, y)
-            y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
-            y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
-            logits = f.linear("out_proj", y, axis)
-        correction = _record_correction(f, self.score_correction, axis)
-        return f.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
+        with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
+            y = recorder.linear("down_proj", x, features, bias=True)
+            y = recorder.carry("routed", y, recorder.vector("below_scale", features) if self.adds_below else None)
+            y = recorder.part("norm", self.norm, y)
+            y = recorder.act(recorder.linear("fc1", y, features, bias=True), self.hidden_act)
+            y = recorder.act(recorder.linear("fc2", y, features, bias=True), self.hidden_act)
+            logits = recorder.linear("out_proj", y, axis)
+        correction = _record_correction(recorder, self.score_correction, axis)
+        return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
-    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["mlp"](self, context, experts, top_k, classes)
+    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _reference_classes()["mlp"](self, model_properties, experts, top_k, classes)
 
 
 class TokenTableRouter(Router):
@@ -151,14 +151,14 @@ class TokenTableRouter(Router):
     type: Literal["token_table"] = "token_table"
     vocab_size: Vocab
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        logits = f.linear("router", x, Axis("classes", classes), kind="router")
+    def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+        logits = recorder.linear("router", x, Axis("classes", classes), kind="router")
         table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
-        table = f.buffer("token_table", *table_axes, indices=True, kind="router")
-        return f.route(logits, top_k, self.scoring_func, table=table)
+        table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
+        return recorder.route(logits, top_k, self.scoring_func, table=table)
 
-    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["token_table"](self, context, experts, top_k, classes)
+    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _reference_classes()["token_table"](self, model_properties, experts, top_k, classes)
 
 
 ROUTERS = PartChoice(
@@ -210,11 +210,11 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
             self.out_proj = nn.Linear(width, classes, bias=False)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             features = self.down_proj(x)
-            if hasattr(self, "below_scale") and run.routed is not None:
-                features = features + run.routed * self.below_scale.weight
-            run.routed = features
+            if hasattr(self, "below_scale") and forward_pass.routed is not None:
+                features = features + forward_pass.routed * self.below_scale.weight
+            forward_pass.routed = features
             hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
             logits: Tensor = self.out_proj(hidden)
             return logits
@@ -244,17 +244,19 @@ def _reference_classes() -> dict[str, type[Any]]:
             return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
     class Linear(Routing):
-        def __init__(self, spec: LinearRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
+        def __init__(
+            self, spec: LinearRouter, model_properties: Context, experts: int, top_k: int, classes: int
+        ) -> None:
             super().__init__(spec.scoring_func, top_k)
-            self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=spec.bias)
+            self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
             if spec.norm is not None:
-                self.modules["router_norm"] = spec.norm.reference(context)
+                self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:
                 self.modules["expert_scale"] = vector(torch.ones(experts))
 
-        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
+        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
             normed = "router_norm" in self.modules
             scores = self.score_logits(self.modules["router"](self.modules["router_norm"](x) if normed else x))
             top_experts = self.top_experts(scores)
@@ -263,16 +265,16 @@ def _reference_classes() -> dict[str, type[Any]]:
             return (weights if scale is None else weights * scale.weight[top_experts]), top_experts
 
     class MLPRouting(Routing):
-        def __init__(self, spec: RouterMLP, context: Context, experts: int, top_k: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, model_properties: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
             all_classes = classes + int(spec.skip)
-            self.modules["router"] = MLP(spec, context.hidden_size, all_classes)
+            self.modules["router"] = MLP(spec, model_properties.hidden_size, all_classes)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(all_classes, spec.score_correction == "parameter")
 
-        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
-            scores = self.score_logits(self.modules["router"](x, run))
+        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
+            scores = self.score_logits(self.modules["router"](x, forward_pass))
             top_experts = self.top_experts(scores)
             weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
@@ -281,17 +283,19 @@ def _reference_classes() -> dict[str, type[Any]]:
             return weights, top_experts
 
     class TableRouting(Routing):
-        def __init__(self, spec: TokenTableRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
+        def __init__(
+            self, spec: TokenTableRouter, model_properties: Context, experts: int, top_k: int, classes: int
+        ) -> None:
             super().__init__(spec.scoring_func, top_k)
-            self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=False)
+            self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
 
-        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
-            assert run is not None
-            assert run.ids is not None
+        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
+            assert forward_pass is not None
+            assert forward_pass.ids is not None
             table: Any = self.modules["token_table"]
             scores = self.score_logits(self.modules["router"](x))
-            top_experts = table.chosen[run.ids]
+            top_experts = table.chosen[forward_pass.ids]
             return self.weights(scores, top_experts), top_experts
 
     return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

@@ -1,4 +1,4 @@
-"""Weights of shared experts: a score for each of them, of the same input as those of the routed experts.
+"""Weights of shared experts: a score for each of them, computed from the same input as the router's scores.
 
 The scores are normalised together with those of the chosen experts, and one learned factor scales all weights; both act
 elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`, `InklingSharedExperts`).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """A score for each shared expert, which weighs its part of the hidden units.
+    """A score for each shared expert, which multiplies the expert's part of the hidden units.
 
     shared_experts: the number of shared experts; it divides their total width.
     """
@@ -31,22 +31,24 @@ class SharedScores(Part):
 
     shared_experts: Experts
 
-    def flow(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+    def flow(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the weighted output of all shared experts. expert: all of them as one gated network."""
         experts = Axis("shared_experts", self.shared_experts)
         width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
-        logits = f.linear("shared_router", x, experts, kind="router")
-        shares = f.mul(f.act(logits, "sigmoid"), f.vector("shared_scale", Axis("one", 1), kind="router"))
-        f.hold(shares=shares)
-        with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = f.act(f.linear("gate_proj", x, experts, width), expert.hidden_act)
-            y = f.mul(y, f.linear("up_proj", x, experts, width))
-            return f.linear("down_proj", f.mul(y, shares), *x.axes)
+        logits = recorder.linear("shared_router", x, experts, kind="router")
+        expert_weights = recorder.mul(
+            recorder.act(logits, "sigmoid"), recorder.vector("shared_scale", Axis("one", 1), kind="router")
+        )
+        recorder.hold(shares=expert_weights)
+        with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
+            y = recorder.act(recorder.linear("gate_proj", x, experts, width), expert.hidden_act)
+            y = recorder.mul(y, recorder.linear("up_proj", x, experts, width))
+            return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
 
-    def reference(self, context: Context) -> Mapping[str, nn.Module]:
+    def reference(self, model_properties: Context) -> Mapping[str, nn.Module]:
         """Builds the layer of the scores and the factor, under their names in the mixture."""
         import torch
         from torch import nn
 
-        router = nn.Linear(context.hidden_size, self.shared_experts, bias=False)
+        router = nn.Linear(model_properties.hidden_size, self.shared_experts, bias=False)
         return {"shared_router": router, "shared_scale": vector(torch.ones(1))}

@@ -70,19 +70,21 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     It may be the output width of the encoder before it, or of the projector just before it.
     """
     for name, tower, readable in towers_before(towers):
-        input_widths = {source: towers[source].output_width for source in readable}
+        input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
-            expected_widths = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
+            expected_widths = " or ".join(
+                f"{width}, which {tower_name} gives" for tower_name, width in input_widths.items()
+            )
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
-def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
+def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower with its input. Returns the output of each tower, by its name."""
     outputs: dict[str, Value] = {}
     for name, tower, readable in towers_before(towers):
         own_input = tower.input_value()
         source = _tower_input(own_input, [outputs[read_name] for read_name in readable])
-        outputs[name] = f.part(name, tower, own_input if source is None else source.view(*own_input.axes))
+        outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 

@@ -61,14 +61,14 @@ class AudioTower(TowerPart):
         frames: Value = self.stack.stem.frames_read()
         return frames
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        with f.apart(causal=False):
-            return self.stack.flow(f, x, Axis("hidden", self.hidden_size))
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        with recorder.apart(causal=False):
+            return self.stack.flow(recorder, x, Axis("hidden", self.hidden_size))
 
     def describe(self, hidden_size: int) -> str:
         return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod

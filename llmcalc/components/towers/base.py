@@ -7,7 +7,7 @@ from ..base import Component
 
 
 class TowerPart(Component):
-    """A vision encoder, an audio encoder or a projector beside a text model."""
+    """A vision encoder, an audio encoder or a projector in front of a text model."""
 
     @property
     def output_width(self) -> int:

@@ -51,19 +51,19 @@ class ConformerAttention(Part):
     context_left: Positions | None = None
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
 
-    def flow(self, f: Flow, x: Value, bias: Value | None) -> Value:
+    def flow(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records the attention. bias: a value per head and distance that is added to the scores."""
         dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), dim)
-        q, k, v = (f.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         score_terms = () if bias is None else (bias,)
         if self.relative_keys:
-            q = f.mul(q, f.act(f.vector("q_scale", dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
             distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
-            score_terms = (f.linear("r_proj", distances, *head_axes), *score_terms)
+            score_terms = (recorder.linear("r_proj", distances, *head_axes), *score_terms)
         window = {"context_left": self.context_left, "context_right": self.context_right}
-        y = f.step("attention", "", (q, k, v, *score_terms), Value(q.rows, q.axes), causal=False, **window)
-        return f.linear("o_proj", y, *x.axes, bias=self.bias)
+        y = recorder.step("attention", "", (q, k, v, *score_terms), Value(q.rows, q.axes), causal=False, **window)
+        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
 
 class Conformer(TowerPart):
@@ -119,44 +119,44 @@ class Conformer(TowerPart):
     def input_value(self) -> Value:
         return self.subsampling.input_value()
 
-    def flow(self, f: Flow, x: Value) -> Value:
-        x = f.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
         n, heads, bias = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None
         if self.relative_buckets is not None:
-            bias, _ = f.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
+            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         indices = range(n) if isinstance(n, int) else None
-        x = f.layers(x, lambda v: self._record_layer(f, v, bias), n, indices, kind="layer")
+        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), n, indices, kind="layer")
         if self.clamps:
-            f.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
         if self.output_size is not None:
-            x = f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
+            x = recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
 
-    def _record_layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
+    def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
-        x = self._half_network(f, "mlp_1", x)
-        y = f.part("self_attn_pre_norm", self.norm, x)
-        with f.scope("self_attn", kind="attention"):
-            y = self.attention.flow(f, y, bias)
-        x = f.add(x, self._normalize_output(f, "self_attn", y))
-        y = f.part("convolution_pre_norm", self.norm, x)
-        with f.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(f, y)
-        x = self._half_network(f, "mlp_2", f.add(x, y))
-        return f.part("norm", self.norm, x)
+        x = self._half_network(recorder, "mlp_1", x)
+        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        with recorder.scope("self_attn", kind="attention"):
+            y = self.attention.flow(recorder, y, bias)
+        x = recorder.add(x, self._normalize_output(recorder, "self_attn", y))
+        y = recorder.part("convolution_pre_norm", self.norm, x)
+        with recorder.scope("convolution", kind="convolution"):
+            y = self.convolution.flow(recorder, y)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+        return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, f: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of the output of the feed-forward network with that name."""
-        y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
-        return f.add(x, f.scale(self._normalize_output(f, name, y), 0.5))
+        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, y), 0.5))
 
-    def _normalize_output(self, f: Flow, name: str, y: Value) -> Value:
-        return f.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
+    def _normalize_output(self, recorder: Flow, name: str, y: Value) -> Value:
+        return recorder.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -292,9 +292,9 @@ def _reference_class() -> type[nn.Module]:
             return out
 
     class Buffers(nn.Module):
-        def __init__(self, count: int) -> None:
+        def __init__(self, layer_count: int) -> None:
             super().__init__()
-            self.register_buffer("bounds", torch.full((count,), float("inf")))
+            self.register_buffer("bounds", torch.full((layer_count,), float("inf")))
 
     class ConformerReference(nn.Module):
         """The conformer. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].

@@ -45,18 +45,20 @@ class PatchEmbedder(TowerPart):
     def input_value(self) -> Value:
         return self.patches.read()
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = Axis("hidden", self.hidden_size)
-        x = f.part("pixel_norm", self.norm, x)
-        x = f.part("patch_norm", self.norm, f.linear("patch_embedding", x, hidden, bias=self.patches.bias))
-        for position in self.positions.flow(f, x):
-            x = f.add(x, position)
-        return f.part("norm", self.norm, x)
+        x = recorder.part("pixel_norm", self.norm, x)
+        x = recorder.part(
+            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+        )
+        for position in self.positions.flow(recorder, x):
+            x = recorder.add(x, position)
+        return recorder.part("norm", self.norm, x)
 
     def describe(self, hidden_size: int) -> str:
         return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod

@@ -45,14 +45,14 @@ class Map(Part):
     hidden_act: Activation = "identity"
     gated: Flag = False
 
-    def flow(self, f: Flow, x: Value, name: str) -> Value:
+    def flow(self, recorder: Flow, x: Value, name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
-            value, gate = f.split(
-                f.linear(name, x, Beside((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+            value, gate = recorder.split(
+                recorder.linear(name, x, Beside((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
-            return f.mul(value, _activate(f, gate, self.hidden_act))
-        return _activate(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
+            return recorder.mul(value, _activate(recorder, gate, self.hidden_act))
+        return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
 class Resampler(Part):
@@ -79,18 +79,20 @@ class Resampler(Part):
         self.attention.check_crossing()
         return self
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its vectors of each image. x: the patches."""
-        count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
-        keys = f.linear("kv_proj", x, hidden) if self.projected else x
-        keys = f.part("kv_norm", self.norm, keys)
+        query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
+        keys = recorder.part("kv_norm", self.norm, keys)
         rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = f.vector("query", count, hidden, many=self.queries).view(hidden, rows=rows)
-        query = f.part("query_norm", self.norm, query)
+        query = recorder.vector("query", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+        query = recorder.part("query_norm", self.norm, query)
         if self.positions:
-            query = f.add(query, f.vector("positions", count, hidden, many=self.queries).view(hidden, rows=rows))
-        with f.apart(causal=False):
-            return f.part("attention", self.attention, query, memory=keys)
+            query = recorder.add(
+                query, recorder.vector("positions", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+            )
+        with recorder.apart(causal=False):
+            return recorder.part("attention", self.attention, query, memory=keys)
 
 
 class Projector(TowerPart):
@@ -165,47 +167,47 @@ class Projector(TowerPart):
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projector and returns the projected patches.
 
         Non-text tokens pass the same layers separately; only their embedding and norm are recorded.
         """
         if self.vocab_size is not None and self.norm is not None:
-            tokens, _ = f.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
-            f.part("token_norm", self.norm, tokens)
+            tokens, _ = recorder.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
+            recorder.part("token_norm", self.norm, tokens)
         norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
         if self.resampler is not None:
-            with f.scope("resampler"):
-                x = self.resampler.flow(f, x)
-        x = x if norm_after_merge or self.norm is None else f.part("norm", self.norm, x)
-        x = self._merge_patches(f, x)
-        x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
+            with recorder.scope("resampler"):
+                x = self.resampler.flow(recorder, x)
+        x = x if norm_after_merge or self.norm is None else recorder.part("norm", self.norm, x)
+        x = self._merge_patches(recorder, x)
+        x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._with_marks(f, "input_marks", x, self.input_marks, *x.axes)
+            x = self._with_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
         for i, linear in enumerate(self.maps, 1):
-            x = linear.flow(f, x, f"map_{i}")
+            x = linear.flow(recorder, x, f"map_{i}")
         if self.output_marks:
-            x = self._with_marks(f, "output_marks", x, self.output_marks, *x.axes)
-        x = x if self.out_norm is None else f.part("out_norm", self.out_norm, x)
-        return _activate(f, x, self.out_act)
+            x = self._with_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
+        x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
+        return _activate(recorder, x, self.out_act)
 
-    def _merge_patches(self, f: Flow, x: Value) -> Value:
+    def _merge_patches(self, recorder: Flow, x: Value) -> Value:
         """Merges squares of patches, and the same squares of consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return f.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
+        return recorder.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
 
-    def _with_marks(self, f: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
+    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
-        vectors = f.vector(name, Axis("marks", count), *axes, many=count)
-        return f.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=count))
+        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, many=mark_count)
+        return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -252,8 +254,8 @@ class Projector(TowerPart):
         ]
 
 
-def _activate(f: Flow, x: Value, name: Activation) -> Value:
-    return x if name == "identity" else f.act(x, name)
+def _activate(recorder: Flow, x: Value, name: Activation) -> Value:
+    return x if name == "identity" else recorder.act(x, name)
 
 
 @cache
@@ -262,9 +264,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Marks(nn.Module):
-        def __init__(self, count: int, width: int) -> None:
+        def __init__(self, query_count: int, width: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, width) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)

@@ -77,14 +77,14 @@ class Subsampling(Component):
         """The frames, each with a value per mel bin."""
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
-    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the subsampling. width: the axes of the output, x's by default.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
-            mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
-            x = f.mul(f.add(x, mean), scale)
+            mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
+            x = recorder.mul(recorder.add(x, mean), scale)
         out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
@@ -93,16 +93,18 @@ class Subsampling(Component):
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                y = f.conv(f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows)
-                y = f.conv(f"pointwise_{i}", y, channels, kernel=1, bias=conv.bias)
+                y = recorder.conv(
+                    f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows
+                )
+                y = recorder.conv(f"pointwise_{i}", y, channels, kernel=1, bias=conv.bias)
             else:
-                y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
-            y = y if self.norm is None else f.part(f"norm_{i}", self.norm, y)
-            y = f.act(y, "relu")
-        return f.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
+                y = recorder.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
+            y = y if self.norm is None else recorder.part(f"norm_{i}", self.norm, y)
+            y = recorder.act(y, "relu")
+        return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
 
 @cache

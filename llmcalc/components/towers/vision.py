@@ -48,7 +48,7 @@ class Patches(Part):
     bias: Flag = False
 
     def read(self) -> Value:
-        """Returns the pixels of every patch."""
+        """Records the input: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)
@@ -64,11 +64,11 @@ class PatchPositions(Part):
     rows: Positions
     axes: Literal[1, 2] = 1
 
-    def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the positions to add to each patch: one table's, or the sum of its column's and its row's."""
+    def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
+        """Returns the position embedding of each patch: from one table, or the sum of its column's and its row's."""
         rows = Axis("positions", self.axes * self.rows)
-        position, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
-        return (position,) if self.axes == 1 else (position, f.look_up(table, x.rows))
+        position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
+        return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))
 
 
 class AttentionPooling(Part):
@@ -83,11 +83,13 @@ class AttentionPooling(Part):
     feed_forward: FeedForward
     norm: Norm
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
-        probe = f.vector("probe", *x.axes).view(*x.axes, rows=IMAGES)
-        pooled_vector = f.part("attention", self.attention, probe, memory=x)
-        return f.add(pooled_vector, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled_vector)))
+        probe = recorder.vector("probe", *x.axes).view(*x.axes, rows=IMAGES)
+        pooled_vector = recorder.part("attention", self.attention, probe, memory=x)
+        return recorder.add(
+            pooled_vector, recorder.part("mlp", self.feed_forward, recorder.part("norm", self.norm, pooled_vector))
+        )
 
 
 class VisionTower(TowerPart):
@@ -138,34 +140,34 @@ class VisionTower(TowerPart):
     def input_value(self) -> Value:
         return self.patches.read()
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches, the projector's input; other parts ignore the pooling head."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
-        x = f.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+        x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
-            x = f.cat(x, f.vector("class_embedding", hidden), axes=x.axes, rows=WithMore(of=patches))
+            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=WithMore(of=patches))
         if self.positions is not None:
-            positions, *other_terms = self.positions.flow(f, x)
+            positions, *other_terms = self.positions.flow(recorder, x)
             for term in other_terms:
-                positions = f.add(positions, term)
-            x = f.add(x, positions)
-        with f.apart(causal=False):
-            x = self.stack.flow(f, x)
+                positions = recorder.add(positions, term)
+            x = recorder.add(x, positions)
+        with recorder.apart(causal=False):
+            x = self.stack.flow(recorder, x)
         x = x.view(hidden, rows=patches)
         if self.clamps:
-            f.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes)
-            x = f.mul(f.add(x, mean), scale)
+            mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes)
+            x = recorder.mul(recorder.add(x, mean), scale)
         if self.pooling is not None:
-            with f.scope("pooling"), f.apart(causal=False):
-                self.pooling.flow(f, x)
+            with recorder.scope("pooling"), recorder.apart(causal=False):
+                self.pooling.flow(recorder, x)
         return x
 
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, context: Context) -> nn.Module:
+    def reference(self, model_properties: Context) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod

@@ -52,15 +52,20 @@ class Parts:
             add(self.unconverted, other_parts.unconverted),
         )
 
-    def __mul__(self, count: Number) -> Parts:
-        if type(count) is int:
-            if count == 1:  # of nearly every tensor
+    def __mul__(self, copy_count: Number) -> Parts:
+        if type(copy_count) is int:
+            if copy_count == 1:  # of nearly every tensor
                 return self
             return Parts(
-                self.weights * count, self.scales * count, self.zeros * count, self.other * count,
-                self.unconverted * count,
+                self.weights * copy_count, self.scales * copy_count, self.zeros * copy_count, self.other * copy_count,
+                self.unconverted * copy_count,
             )  # fmt: skip
-        return Parts(*(n if is_zero(n) else times(n, count) for n in (getattr(self, name) for name in PARTS)))
+        return Parts(
+            *(
+                part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
+                for part_bytes in (getattr(self, name) for name in PARTS)
+            )
+        )
 
     @property
     def total(self) -> Number:
@@ -70,7 +75,7 @@ class Parts:
         return total
 
     def data(self) -> dict[str, Number]:
-        """The bytes by field name, with fields that are 0."""
+        """The bytes by field name, including fields whose bytes are 0."""
         return {name: getattr(self, name) for name in PARTS}
 
 
@@ -118,25 +123,30 @@ def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightS
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
-def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
-    """Yields the tensors below a node. site: the node's own site, whose tensor is ignored."""
-    for child_place in place.children():
+def _sites_below(node_position: Place, weight_site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
+    """Yields the tensors below a node of the model.
+
+    weight_site: the site of the node itself, whose tensor is ignored.
+    """
+    for child_place in node_position.children():
         child = child_place.node
         if child.optional and child.optional not in include:
             continue
-        child_path = f"{site.path}.{child.name}" if site.path else child.name
+        child_path = f"{weight_site.path}.{child.name}" if weight_site.path else child.name
         if child.indices is None:
             copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(site.times, child.repeat), site.layer)
+                (child_path, times(weight_site.times, child.repeat), weight_site.layer)
             ]
         else:
-            copies = [(f"{child_path}.{i}", site.times, i) for i in child.indices]
-        for path, count, layer in copies:
-            child_site = WeightSite(path, child_place.kind, site.tensor, count, layer, place.node, child_place.optional)
+            copies = [(f"{child_path}.{i}", weight_site.times, i) for i in child.indices]
+        for path, copy_count, layer in copies:
+            child_site = WeightSite(
+                path, child_place.kind, weight_site.tensor, copy_count, layer, node_position.node, child_place.optional
+            )
             if child_place.use is not None:
                 for tensor in child_place.use.tensors():
                     yield WeightSite(
-                        path, child_place.kind, tensor, count, layer, place.node, child_place.optional
+                        path, child_place.kind, tensor, copy_count, layer, node_position.node, child_place.optional
                     )  # `replace` takes three times as long
             yield from _sites_below(child_place, child_site, include)
 

@@ -29,16 +29,16 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(c: Fields) -> Scheme:
+def compressed_tensors(fields: Fields) -> Scheme:
     """Reads a compressed-tensors config: the groups of `config_groups`, in their order."""
-    c.ignore("version")
-    sparsity = c.get("sparsity_config")
+    fields.ignore("version")
+    sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
-        raise c.wrong("sparsity_config", sparsity, "none, or the format dense")
-    overall = c.get("format")
-    groups_table = c.table("config_groups")
+        raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
+    overall = fields.get("format")
+    groups_table = fields.table("config_groups")
     if groups_table is None or not groups_table.data:
-        raise c.wrong("config_groups", None, "a table of groups")
+        raise fields.wrong("config_groups", None, "a table of groups")
     groups, labels = [], []
     for name in groups_table.data:
         table = groups_table.table(name)
@@ -48,16 +48,16 @@ def compressed_tensors(c: Fields) -> Scheme:
         groups.append(group)
         labels.append(label)
     excluded_modules = ModuleList(
-        c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+        fields.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
         else []
     )
-    if c.get("kv_cache_scheme"):
+    if fields.get("kv_cache_scheme"):
         remarks.append(KV)
-    if c.get("transform_config"):
+    if fields.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(labels)),
@@ -70,16 +70,16 @@ def compressed_tensors(c: Fields) -> Scheme:
     )
 
 
-def _group_of_table(c: Fields, overall: Any) -> tuple[Group, str]:
-    c.must("output_activations", None)
-    targets = c.texts("targets")
-    weights, inputs = c.table("weights"), c.table("input_activations")
-    layout = c.get("format") or overall
-    c.all_read()
+def _group_of_table(fields: Fields, overall: Any) -> tuple[Group, str]:
+    fields.must("output_activations", None)
+    targets = fields.texts("targets")
+    weights, inputs = fields.table("weights"), fields.table("input_activations")
+    layout = fields.get("format") or overall
+    fields.all_read()
     if weights is None:
-        raise c.wrong("weights", None, "how weights are quantised")
+        raise fields.wrong("weights", None, "how weights are quantised")
     if not targets:
-        raise c.wrong("targets", targets, "module names or Linear")
+        raise fields.wrong("targets", targets, "module names or Linear")
     modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
     storage_format, label = _storage_format(weights, layout, _static_scales(inputs))
     return Group(storage_format, modules), label
@@ -119,23 +119,27 @@ class _Weights(NamedTuple):
     symmetric: bool
 
 
-def _read_weights(w: Fields, layout: Any) -> _Weights:
+def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
-    w.ignore(*ARGUMENTS)
-    w.must("dynamic", False, None)
-    kind, bits, group = w.get("type", "int"), w.get("num_bits"), w.group("group_size")
-    symmetric = w.get("symmetric", True)
-    strategy = w.get("strategy") or ("tensor" if group is None else "group")
-    blocks = w.pair("block_structure")
-    w.all_read()
-    w.one_of("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
-    w.one_of("symmetric", symmetric, True, False)
-    w.one_of("type", kind, "int", "float")
+    weight_fields.ignore(*ARGUMENTS)
+    weight_fields.must("dynamic", False, None)
+    kind, bits, group = (
+        weight_fields.get("type", "int"),
+        weight_fields.get("num_bits"),
+        weight_fields.group("group_size"),
+    )
+    symmetric = weight_fields.get("symmetric", True)
+    strategy = weight_fields.get("strategy") or ("tensor" if group is None else "group")
+    blocks = weight_fields.pair("block_structure")
+    weight_fields.all_read()
+    weight_fields.one_of("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
+    weight_fields.one_of("symmetric", symmetric, True, False)
+    weight_fields.one_of("type", kind, "int", "float")
     if strategy in ("group", "tensor_group") and group is None:
-        raise w.wrong("group_size", group, "a positive whole number for that strategy")
+        raise weight_fields.wrong("group_size", group, "a positive whole number for that strategy")
     if not isinstance(layout, str) or layout not in FORMATS:
-        raise w.wrong("format", layout, "one of " + ", ".join(FORMATS))
-    return _Weights(w, layout, kind, bits, group, blocks, strategy, symmetric)
+        raise weight_fields.wrong("format", layout, "one of " + ", ".join(FORMATS))
+    return _Weights(weight_fields, layout, kind, bits, group, blocks, strategy, symmetric)
 
 
 def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
@@ -158,28 +162,28 @@ def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
 
 
 def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
-    w, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
-    w.one_of("num_bits", weights.bits, 8)
-    w.one_of("symmetric", weights.symmetric, True)
-    w.one_of("strategy", strategy, "tensor", "channel", "block", "group")
+    weight_fields, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
+    weight_fields.one_of("num_bits", weights.bits, 8)
+    weight_fields.one_of("symmetric", weights.symmetric, True)
+    weight_fields.one_of("strategy", strategy, "tensor", "channel", "block", "group")
     scale_extent: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group":
         scale_extent = (1, weights.group or 32)
     if strategy == "block":
         if weights.blocks is None:
-            raise w.wrong("block_structure", weights.blocks, "two positive whole numbers")
+            raise weight_fields.wrong("block_structure", weights.blocks, "two positive whole numbers")
         scale_extent = weights.blocks
     if microscaling:
-        w.one_of("strategy", strategy, "group")
+        weight_fields.one_of("strategy", strategy, "group")
     return FP8(scale_extent, 1 if microscaling else None, static.scales, static.zeros), "fp8"
 
 
 def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
-    w, bits, strategy = weights.fields, weights.bits, weights.strategy
-    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    w.one_of("strategy", strategy, "tensor", "channel", "group")
+    weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
+    weight_fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    weight_fields.one_of("strategy", strategy, "tensor", "channel", "group")
     group = weights.group if strategy == "group" else None
-    has_indices = w.get("actorder") in ("group", True)
+    has_indices = weight_fields.get("actorder") in ("group", True)
     packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
     return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
 

@@ -51,17 +51,17 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         )
     if method == "fp8" and holder.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         table = {"expert_dtype": holder["expert_dtype"], **table}
-    c = Fields(table, f"quantization_config of {method}")
+    scheme_fields = Fields(table, f"quantization_config of {method}")
     try:
-        scheme = METHODS[method](c)
-        c.all_read()
+        scheme = METHODS[method](scheme_fields)
+        scheme_fields.all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
-    return replace(scheme, stated=c.where) if isinstance(scheme, LinearScheme) else scheme
+    return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:
-    """Returns the method of a config without `quant_method`: early bitsandbytes, ModelOpt, or mlx-lm."""
+    """Returns the quantization method of a config without `quant_method`: early bitsandbytes, ModelOpt, or mlx-lm."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"
     if "quant_algo" in table:
@@ -69,37 +69,37 @@ def _method_without_name(table: Mapping[str, Any]) -> str | None:
     return "mlx" if "group_size" in table and "bits" in table else None
 
 
-def _excluded_modules(c: Fields, *names: str) -> ModuleList:
-    return ModuleList(c.union(*names), field=names[0])
+def _excluded_modules(fields: Fields, *names: str) -> ModuleList:
+    return ModuleList(fields.union(*names), field=names[0])
 
 
-def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
+def _every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
 
     names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
     it.
     """
-    has_exclusions = any(c.get(name) is not None for name in names)
-    return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(c, *names))
+    has_exclusions = any(fields.get(name) is not None for name in names)
+    return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(fields, *names))
 
 
-def _read_fp8(c: Fields) -> Scheme:
+def _read_fp8(fields: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
     """
-    c.ignore("fmt", "dequantize", "act_per_tensor")
-    block, scheme = c.pair("weight_block_size"), c.get("activation_scheme", "dynamic")
-    scale, experts = c.get("scale_fmt", "float"), c.get("expert_dtype", "fp8")
-    c.one_of("activation_scheme", scheme, "dynamic", "static")
-    c.one_of("scale_fmt", scale, "float", "ue8m0", None)
-    c.one_of("expert_dtype", experts, "fp8", "fp4")
-    c.must("modules_to_convert", None)
-    c.must("weight_per_tensor", False, None, *(() if block else (True,)))
-    listed_layers = c.table("quantized_layers")
+    fields.ignore("fmt", "dequantize", "act_per_tensor")
+    block, scheme = fields.pair("weight_block_size"), fields.get("activation_scheme", "dynamic")
+    scale, experts = fields.get("scale_fmt", "float"), fields.get("expert_dtype", "fp8")
+    fields.one_of("activation_scheme", scheme, "dynamic", "static")
+    fields.one_of("scale_fmt", scale, "float", "ue8m0", None)
+    fields.one_of("expert_dtype", experts, "fp8", "fp4")
+    fields.must("modules_to_convert", None)
+    fields.must("weight_per_tensor", False, None, *(() if block else (True,)))
+    listed_layers = fields.table("quantized_layers")
     unconverted_groups: tuple[Group, ...] = ()
     if listed_layers is not None:
-        c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
+        fields.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
     in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if in_bytes else 4
@@ -111,24 +111,24 @@ def _read_fp8(c: Fields) -> Scheme:
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
-    source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
+    format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     return _every_linear(
-        c,
-        LinearScheme(label, source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
+        fields,
+        LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
 
 
-def _read_fbgemm(c: Fields) -> Scheme:
-    c.ignore("activation_scale_ub")
+def _read_fbgemm(fields: Fields) -> Scheme:
+    fields.ignore("activation_scale_ub")
     return _every_linear(
-        c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
+        fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
     )
 
 
-def _read_awq(c: Fields) -> Scheme:
-    c.ignore(
+def _read_awq(fields: Fields) -> Scheme:
+    fields.ignore(
         "backend",
         "do_fuse",
         "fuse_max_seq_len",
@@ -150,24 +150,24 @@ def _read_awq(c: Fields) -> Scheme:
         "module_name_preceding_first_block",
         "pad_token_id",
     )
-    c.must("bits", 4, absent=4)
-    c.must("w_bit", 4, absent=4)
-    c.must("zero_point", True, absent=True)
-    c.must("modules_in_block_to_quantize", None)
-    layout = c.lower("version", c.get("format", "gemm"))
-    c.one_of("version", layout, "gemm")
-    group = c.group("group_size", 128)
+    fields.must("bits", 4, absent=4)
+    fields.must("w_bit", 4, absent=4)
+    fields.must("zero_point", True, absent=True)
+    fields.must("modules_in_block_to_quantize", None)
+    layout = fields.lower("version", fields.get("format", "gemm"))
+    fields.one_of("version", layout, "gemm")
+    group = fields.group("group_size", 128)
     return LinearScheme(
         f"awq-int4{_group_suffix(group)}",
         named.AWQ_SOURCE,
         (),
         (Group(AWQ(group)),),
-        excluded=ModuleList(c.texts("modules_to_not_convert"), "awq"),
+        excluded=ModuleList(fields.texts("modules_to_not_convert"), "awq"),
     )
 
 
-def _read_gptq(c: Fields) -> Scheme:
-    c.ignore(
+def _read_gptq(fields: Fields) -> Scheme:
+    fields.ignore(
         "damp_percent",
         "desc_act",
         "static_groups",
@@ -201,14 +201,16 @@ def _read_gptq(c: Fields) -> Scheme:
         "hyb_act",
         "offload_to_disk",
     )
-    c.must("method", "gptq", absent="gptq")
-    c.one_of("checkpoint_format", c.lower("checkpoint_format", c.get("format", "gptq")), "gptq", "gptq_v2")
-    c.must("is_marlin_format", False, None)
-    bits, group = c.get("bits"), c.group("group_size", 128)
-    c.one_of("bits", bits, 2, 3, 4, 8)
-    head = c.get("lm_head", False)
-    c.one_of("lm_head", head, False, True)
-    quantized_modules = c.get("modules_in_block_to_quantize")
+    fields.must("method", "gptq", absent="gptq")
+    fields.one_of(
+        "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
+    )
+    fields.must("is_marlin_format", False, None)
+    bits, group = fields.get("bits"), fields.group("group_size", 128)
+    fields.one_of("bits", bits, 2, 3, 4, 8)
+    head = fields.get("lm_head", False)
+    fields.one_of("lm_head", head, False, True)
+    quantized_modules = fields.get("modules_in_block_to_quantize")
     module_list = None
     if quantized_modules is not None:
         names: list[Any] = (
@@ -217,11 +219,11 @@ def _read_gptq(c: Fields) -> Scheme:
             else [None]
         )
         if any(not isinstance(name, str) for name in names):
-            raise c.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
+            raise fields.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
     groups, excluded_modules = (
-        (*_read_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
-        _excluded_modules(c, "modules_to_not_convert"),
+        (*_read_dynamic(fields, bits, group), Group(GPTQ(bits, group), module_list)),
+        _excluded_modules(fields, "modules_to_not_convert"),
     )
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group)}",
@@ -233,12 +235,12 @@ def _read_gptq(c: Fields) -> Scheme:
     )
 
 
-def _read_dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
-    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's; `-:` means not converted.
+def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Group]:
+    """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
-    rules = c.table("dynamic")
+    rules = fields.table("dynamic")
     for name in rules.data if rules is not None else ():
         module_rule = rules.table(name) if rules is not None else None
         pattern = name.removeprefix("-:").removeprefix("+:")
@@ -247,7 +249,7 @@ def _read_dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
             yield Group(None, modules)
             continue
         if module_rule is None:
-            raise c.wrong("dynamic", name, "a table of fields for each pattern without -:")
+            raise fields.wrong("dynamic", name, "a table of fields for each pattern without -:")
         module_rule.ignore(
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
@@ -260,49 +262,49 @@ def _read_dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
         yield Group(GPTQ(some, columns), modules)
 
 
-def _read_bitsandbytes(c: Fields) -> Scheme:
-    c.ignore(
+def _read_bitsandbytes(fields: Fields) -> Scheme:
+    fields.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    four, eight = (c.get(name, c.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
-    c.ignore("_load_in_4bit", "_load_in_8bit")
-    c.must("llm_int8_has_fp16_weight", False, absent=False)
-    kind, is_double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
+    four, eight = (fields.get(name, fields.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    fields.ignore("_load_in_4bit", "_load_in_8bit")
+    fields.must("llm_int8_has_fp16_weight", False, absent=False)
+    kind, is_double = fields.get("bnb_4bit_quant_type", "fp4"), fields.get("bnb_4bit_use_double_quant", False)
     if four is eight or any(type(flag) not in (bool, type(None)) for flag in (four, eight)):
-        raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
+        raise fields.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     if eight:
         return _every_linear(
-            c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
+            fields, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
-    c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
-    c.one_of("bnb_4bit_use_double_quant", is_double, False, True)
+    fields.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
+    fields.one_of("bnb_4bit_use_double_quant", is_double, False, True)
     return _every_linear(
-        c, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
+        fields, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
     )
 
 
-def _read_mxfp4(c: Fields) -> Scheme:
-    c.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(c, "modules_to_not_convert"))
+def _read_mxfp4(fields: Fields) -> Scheme:
+    fields.ignore("dequantize")
+    return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(fields, "modules_to_not_convert"))
 
 
-def _read_bitnet(c: Fields) -> Scheme | None:
+def _read_bitnet(fields: Fields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
-    c.ignore("rms_norm_eps", "quantization_mode")
-    mode, linear = c.get("quantization_mode", "offline"), c.get("linear_class", "bitlinear")
-    c.one_of("quantization_mode", mode, "offline", "online")
-    c.one_of("linear_class", linear, "bitlinear", "autobitlinear")
-    c.must("use_rms_norm", False, absent=False)
+    fields.ignore("rms_norm_eps", "quantization_mode")
+    mode, linear = fields.get("quantization_mode", "offline"), fields.get("linear_class", "bitlinear")
+    fields.one_of("quantization_mode", mode, "offline", "online")
+    fields.one_of("linear_class", linear, "bitlinear", "autobitlinear")
+    fields.must("use_rms_norm", False, absent=False)
     scheme = _every_linear(
-        c, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert"
+        fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert"
     )
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
-def _read_eetq(c: Fields) -> Scheme:
-    c.must("weights", "int8", absent="int8")
+def _read_eetq(fields: Fields) -> Scheme:
+    fields.must("weights", "int8", absent="int8")
     return _every_linear(
-        c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
+        fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
     )
 
 

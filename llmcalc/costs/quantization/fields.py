@@ -27,7 +27,7 @@ class Fields:
         return self.data.get(name, absent)
 
     def lower(self, name: str, absent: Any = None) -> Any:
-        """Returns the value of a field; a string in lower case."""
+        """Returns the value of a field; strings are converted to lower case."""
         value = self.get(name, absent)
         return value.lower() if isinstance(value, str) else value
 
@@ -83,7 +83,7 @@ class Fields:
         if (
             not isinstance(value, list)
             or len(value) != 2
-            or any(type(n) is not int or not 0 < n <= LARGEST for n in value)
+            or any(type(item) is not int or not 0 < item <= LARGEST for item in value)
         ):
             raise self.wrong(name, value, "two positive whole numbers, or null")
         return value[0], value[1]

@@ -47,11 +47,14 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _indivisible_reason(dimension: str, size: Number, divisor: int, field: str = "") -> str:
-    """Returns what is wrong with a size that is no multiple of a divisor; empty if it is. field: the divisor's name."""
-    if not isinstance(size, int) or size % divisor == 0:
+def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field: str = "") -> str:
+    """Returns an error text unless a size is a multiple of the divisor, else an empty text.
+
+    field: the divisor's name.
+    """
+    if not isinstance(matrix_size, int) or matrix_size % divisor == 0:
         return ""
-    return f"{size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
+    return f"{matrix_size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class FP8(LinearFormat):
-    """The FP8 format: one byte per weight.
+    """The FP8 format: one byte per weight, and scales.
 
     over: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -98,7 +101,7 @@ class FP8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class FP4(LinearFormat):
-    """The FP4 format: half a byte per weight.
+    """The FP4 format: half a byte per weight, and scales.
 
     block: weights of a row that share a scale.
     tensor_scales: number of fp32 scales of the whole tensor.

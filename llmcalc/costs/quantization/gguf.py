@@ -81,12 +81,12 @@ class GGUFMix(Scheme):
         for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for kind in model.types(site):
-                counts[kind] = counts.get(kind, 0) + 1
+            for ggml_type in model.types(site):
+                counts[ggml_type] = counts.get(ggml_type, 0) + 1
         return counts
 
     def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
-        """Returns the rules for a model. Raises `InputError` for a model that they do not support."""
+        """Returns llmcalc's form of llama.cpp's rules for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
@@ -134,55 +134,59 @@ class _ModelRules:
         ordered_sites = sorted(
             weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
-        self.values = _order_of(
+        self.values = _first_occurrence_indices(
             _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
         )
-        self.downs = _order_of(site.path for site in ordered_sites if _category_of(site) == "ffn_down")
+        self.downs = _first_occurrence_indices(
+            site.path for site in ordered_sites if _tensor_category(site) == "ffn_down"
+        )
         self.experts = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_category_of(site) == "output" for site in weight_sites)
+        self.tied = not any(_tensor_category(site) == "output" for site in weight_sites)
         self.gqa = _query_groups(weight_sites)
 
-    def category(self, site: WeightSite) -> str:
+    def category(self, weight_site: WeightSite) -> str:
         """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
-        category = _category_of(site)
-        if site.name in ("q_proj", "k_proj", "v_proj") and category:
-            siblings = {child.name for child in site.parent.children}
-            is_fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
-            return "attn_qkv" if is_fused or _gated_delta(site) else category
+        category = _tensor_category(weight_site)
+        if weight_site.name in ("q_proj", "k_proj", "v_proj") and category:
+            siblings = {child.name for child in weight_site.parent.children}
+            is_fused = weight_site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
+            return "attn_qkv" if is_fused or _is_in_gated_delta_net(weight_site) else category
         return category
 
-    def parts(self, site: WeightSite) -> Parts:
+    def parts(self, weight_site: WeightSite) -> Parts:
         """Returns the bytes of one tensor of the model, which may be two tensors in the file."""
         total = Parts()
-        for kind, (rows, columns) in zip(self.types(site), _file_shapes(site), strict=True):
-            total += _type_bytes(rows * columns, kind)
+        for ggml_type, (rows, columns) in zip(self.types(weight_site), _file_shapes(weight_site), strict=True):
+            total += _type_bytes(rows * columns, ggml_type)
         return total
 
-    def types(self, site: WeightSite) -> list[str]:
+    def types(self, weight_site: WeightSite) -> list[str]:
         """Returns the ggml type of each tensor in the file that stores one tensor of the model."""
-        category = self.category(site)
+        category = self.category(weight_site)
         if category in ("", "kept"):
-            return ["F16" if category else "F32"] * len(_file_shapes(site))
-        preferred_type = self._type_of_tensor(category, site)
-        return [self._type_or_fallback(preferred_type, columns, site) for _, columns in _file_shapes(site)]
+            return ["F16" if category else "F32"] * len(_file_shapes(weight_site))
+        preferred_type = self._type_of_tensor(category, weight_site)
+        return [
+            self._type_or_fallback(preferred_type, columns, weight_site) for _, columns in _file_shapes(weight_site)
+        ]
 
-    def _type_of_tensor(self, category: str, site: WeightSite) -> str:
+    def _type_of_tensor(self, category: str, weight_site: WeightSite) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
-            if mix == "MXFP4_MOE" or site.tensor.shape[-1] % BLOCKS[default][0]:
+            if mix == "MXFP4_MOE" or weight_site.tensor.shape[-1] % BLOCKS[default][0]:
                 return "Q8_0"
             return default if default == "Q8_0" else "Q6_K"
         if mix == "MXFP4_MOE":
-            return "MXFP4" if len(site.tensor.shape) == 3 or site.name == "kv_b_proj" else "Q8_0"
+            return "MXFP4" if len(weight_site.tensor.shape) == 3 or weight_site.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._type_of_values(mix, default, self.values[_parent_path(site)])
+            return self._type_of_values(mix, default, self.values[_parent_path(weight_site)])
         if category == "attn_k":
             return "Q8_0" if self.experts == 8 else default
         if category == "ffn_down":
-            return self._type_of_down_proj(mix, default, site)
+            return self._type_of_down_proj(mix, default, weight_site)
         if category == "attn_output":
             if self.experts == 8:
                 return "Q5_K" if mix in MORE_FOR_EIGHT_EXPERTS else default
@@ -191,22 +195,22 @@ class _ModelRules:
 
     def _type_of_values(self, mix: str, default: str, i: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. i: the number of earlier layers with such a tensor."""
-        kind, n = default, len(self.values)
+        ggml_type, n = default, len(self.values)
         if mix == "Q2_K":
-            kind = "Q4_K" if self.gqa >= 4 else "Q3_K"
+            ggml_type = "Q4_K" if self.gqa >= 4 else "Q3_K"
         elif mix == "Q3_K_M":
-            kind = "Q5_K" if i < 2 else "Q4_K"
+            ggml_type = "Q5_K" if i < 2 else "Q4_K"
         elif mix == "Q3_K_L" or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4) or (mix == "Q4_K_S" and i < 4):
-            kind = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(i, n):
-            kind = "Q6_K"
-        if self.layers == 80 and self.gqa > 1 and kind in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
-            kind = "Q5_K"
-        return "Q8_0" if self.experts == 8 else kind
+            ggml_type = "Q5_K"
+        elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(i, n):
+            ggml_type = "Q6_K"
+        if self.layers == 80 and self.gqa > 1 and ggml_type in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
+            ggml_type = "Q5_K"
+        return "Q8_0" if self.experts == 8 else ggml_type
 
-    def _type_of_down_proj(self, mix: str, default: str, site: WeightSite) -> str:
+    def _type_of_down_proj(self, mix: str, default: str, weight_site: WeightSite) -> str:
         n = self.layers
-        i = site.layer if self.experts > 1 and site.layer is not None else self.downs[site.path]
+        i = weight_site.layer if self.experts > 1 and weight_site.layer is not None else self.downs[weight_site.path]
         if mix == "Q2_K":
             return "Q3_K"
         if mix == "Q3_K_M":
@@ -214,7 +218,7 @@ class _ModelRules:
         if mix == "Q3_K_L":
             return "Q5_K"
         if mix in ("Q4_K_M", "Q5_K_M"):
-            return "Q6_K" if _more_bits(i, n) else default
+            return "Q6_K" if _layer_gets_more_bits(i, n) else default
         is_in_first_eighth = i < n // 8
         if is_in_first_eighth and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
@@ -222,80 +226,83 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
-    def _type_or_fallback(self, kind: str, columns: int, site: WeightSite) -> str:
+    def _type_or_fallback(self, ggml_type: str, columns: int, weight_site: WeightSite) -> str:
         """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
         F16.
         """
-        if columns % BLOCKS[kind][0] == 0:
-            return kind
-        fallback_type = FALLBACK.get(kind)
+        if columns % BLOCKS[ggml_type][0] == 0:
+            return ggml_type
+        fallback_type = FALLBACK.get(ggml_type)
         if fallback_type is None:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are not a multiple of {kind}'s "
-                f"{BLOCKS[kind][0]}, and llama-quantize has no other type for it; expected another scheme"
+                f"--quantize {self.mix.label}: {weight_site.path}: rows of {columns:,} are not a multiple of "
+                f"{ggml_type}'s "
+                f"{BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another scheme"
             )
         return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
 
-def _order_of(names: Iterable[str]) -> dict[str, int]:
-    """Returns distinct name → the number of distinct names before it."""
+def _first_occurrence_indices(names: Iterable[str]) -> dict[str, int]:
+    """Returns the index of each distinct name in the order of first occurrence."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _parent_path(site: WeightSite) -> str:
+def _parent_path(weight_site: WeightSite) -> str:
     """Returns the path of a linear layer's parent module."""
-    return site.path.rpartition(".")[0]
+    return weight_site.path.rpartition(".")[0]
 
 
-def _more_bits(i: int, n: int) -> bool:
-    """Whether layer i of n is in the first or last eighth, or is every third layer between (use_more_bits)."""
+def _layer_gets_more_bits(i: int, n: int) -> bool:
+    """Whether layer i of n is in the first or last eighth, or is every third layer in between (`use_more_bits`)."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _category_of(site: WeightSite) -> str:
+def _tensor_category(weight_site: WeightSite) -> str:
     """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    kind, name = site.kind, site.name
-    if site.path in ("embed_tokens", "per_layer_embedding.embed"):
+    ggml_type, name = weight_site.kind, weight_site.name
+    if weight_site.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
+    if weight_site.tensor.role != "matrix" or ggml_type == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
-    siblings = {child.name for child in site.parent.children}
+    siblings = {child.name for child in weight_site.parent.children}
     if (
-        kind == "streams"
-        or site.path == "per_layer_embedding.projection"
+        ggml_type == "streams"
+        or weight_site.path == "per_layer_embedding.projection"
         or {"left", "right"} <= siblings
-        or site.tensor.shape[0] == 1
+        or weight_site.tensor.shape[0] == 1
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
-    if ".indexer." in site.path:
+    if ".indexer." in weight_site.path:
         return (
             "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
-    if kind == "lm_head" and name in ("lm_head", "decoder"):
+    if ggml_type == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
-    if kind in ("feed_forward", "experts", "shared_expert"):
+    if ggml_type in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
-    if kind == "attention" or (
-        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _gated_delta(site)
+    if ggml_type == "attention" or (
+        ggml_type == "linear_attention"
+        and {"q_proj", "v_proj", "b_proj"} <= siblings
+        and not _is_in_gated_delta_net(weight_site)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
-def _gated_delta(site: WeightSite) -> bool:
+def _is_in_gated_delta_net(weight_site: WeightSite) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
-    return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        child.name for child in site.parent.children
+    return weight_site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
+        child.name for child in weight_site.parent.children
     }
 
 
@@ -315,17 +322,17 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
     site = min(with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
     core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if core is None or (
-        site.layer and not any(_gated_delta(candidate) for candidate in weight_sites if candidate.layer == 0)
+        site.layer and not any(_is_in_gated_delta_net(candidate) for candidate in weight_sites if candidate.layer == 0)
     ):
         return 1 if core is None else 0
     return core.heads * core.qk_dim // site.tensor.shape[0]
 
 
-def _file_shapes(site: WeightSite) -> list[tuple[Number, Number]]:
+def _file_shapes(weight_site: WeightSite) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each tensor in the file that stores one tensor of the model."""
-    shape = site.tensor.shape
-    core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
-    if site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
+    shape = weight_site.tensor.shape
+    core = next((child for child in weight_site.parent.children if isinstance(child.op, AttentionCore)), None)
+    if weight_site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
         expanded_op, absorbed_op = core.op, core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
         assert isinstance(absorbed_op, AttentionCore)
@@ -341,10 +348,10 @@ def _file_shapes(site: WeightSite) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, kind: str) -> Parts:
+def _type_bytes(elements: int, ggml_type: str) -> Parts:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
-    if kind in PLAIN:
-        return plain(elements, PLAIN[kind])
-    block, codes, scales, minima = BLOCKS[kind]
-    count = elements // block
-    return Parts(*(n if is_zero(n) else n * count for n in (codes, scales, minima)))
+    if ggml_type in PLAIN:
+        return plain(elements, PLAIN[ggml_type])
+    block, codes, scales, minima = BLOCKS[ggml_type]
+    block_count = elements // block
+    return Parts(*(n if is_zero(n) else n * block_count for n in (codes, scales, minima)))

@@ -44,20 +44,20 @@ AVERAGE = "bits per weight are the average that the converter aims at: its layer
 TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
 
 
-def auto_round(c: Fields) -> Scheme:
-    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has further layers."""
-    c.ignore(
+def auto_round(scheme_fields: Fields) -> Scheme:
+    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has bits of single layers."""
+    scheme_fields.ignore(
         "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
         "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
         "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr",
         "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
         "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
     )  # fmt: skip
-    c.must("data_type", "int", absent="int")
-    packing = c.get("packing_format", "auto_round:auto_gptq")
+    scheme_fields.must("data_type", "int", absent="int")
+    packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
-        raise c.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
-    bits, group = c.get("bits"), c.group("group_size", 128)
+        raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    bits, group = scheme_fields.get("bits"), scheme_fields.group("group_size", 128)
 
     def stored(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
@@ -66,29 +66,29 @@ def auto_round(c: Fields) -> Scheme:
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
     groups: list[Group] = []
-    extra_config = c.table("extra_config")
+    extra_config = scheme_fields.table("extra_config")
     for name in extra_config.data if extra_config is not None else ():
         fields = extra_config.table(name) if extra_config is not None else None
         if fields is None:
-            raise c.wrong("extra_config", name, "a table of fields for each module")
+            raise scheme_fields.wrong("extra_config", name, "a table of fields for each module")
         other_format = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
-        entry = f"re:{name}" if set(name) & PATTERN else name
-        groups.append(Group(other_format, ModuleList([entry], "compressed-tensors", "extra_config")))
-    default_format = stored(c, "bits", bits, group)
+        list_entry = f"re:{name}" if set(name) & PATTERN else name
+        groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+    default_format = stored(scheme_fields, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
         label,
         "auto-round",
         (),
         (*groups, Group(default_format)),
-        excluded=ModuleList(c.union("modules_to_not_convert")),
+        excluded=ModuleList(scheme_fields.union("modules_to_not_convert")),
     )
 
 
-def hqq(c: Fields) -> Scheme:
+def hqq(fields: Fields) -> Scheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
-    table = c.table("quant_config")
-    weights = c if table is None else table.table("weight_quant_params") or table
+    table = fields.table("quant_config")
+    weights = fields if table is None else table.table("weight_quant_params") or table
     if table is not None:
         table.must("scale_quant_params", None)
         table.must("zero_quant_params", None)
@@ -98,18 +98,18 @@ def hqq(c: Fields) -> Scheme:
     weights.one_of("nbits", bits, 1, 2, 3, 4, 8)
     if group is None:
         raise weights.wrong("group_size", group, "a positive whole number")
-    if weights is not c:
+    if weights is not fields:
         weights.all_read()
-    skipped_modules = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
+    skipped_modules = ModuleList(fields.texts("skip_modules") or ["lm_head"], field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
         excluded=skipped_modules,
     )  # fmt: skip
 
 
-def quark(c: Fields) -> Scheme:
+def quark(scheme_fields: Fields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
-    c.ignore(
+    scheme_fields.ignore(
         "algo_config",
         "export",
         "kv_cache_post_rope",
@@ -118,15 +118,15 @@ def quark(c: Fields) -> Scheme:
         "softmax_quant_spec",
         "version",
     )
-    overall = c.table("global_quant_config")
-    layers = c.table("layer_quant_config")
-    remarks = (KV,) if c.get("kv_cache_quant_config") else ()
+    overall = scheme_fields.table("global_quant_config")
+    layers = scheme_fields.table("layer_quant_config")
+    remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
     labels: list[str] = []
     for name in layers.data if layers is not None else ():
         fields = layers.table(name) if layers is not None else None
         if fields is None:
-            raise c.wrong("layer_quant_config", name, "how a group of modules is quantised")
+            raise scheme_fields.wrong("layer_quant_config", name, "how a group of modules is quantised")
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
         labels.append(label)
@@ -135,43 +135,43 @@ def quark(c: Fields) -> Scheme:
         groups.append(Group(storage_format))
         labels.append(label)
     if not groups:
-        raise c.wrong("global_quant_config", None, "how weights are quantised")
+        raise scheme_fields.wrong("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
         "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, excluded=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
+        everywhere=True, excluded=ModuleList(scheme_fields.texts("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
-def _quark_format(c: Fields) -> tuple[LinearFormat | None, str]:
+def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
     """Returns the storage format of a group of modules, None for plain weights, and its label."""
-    weights, inputs = c.table("weight"), c.table("input_tensors")
-    c.must("output_tensors", None)
-    c.must("bias", None)
-    c.ignore("target_device")
-    c.all_read()
+    weights, inputs = fields.table("weight"), fields.table("input_tensors")
+    fields.must("output_tensors", None)
+    fields.must("bias", None)
+    fields.ignore("target_device")
+    fields.all_read()
     if weights is None:
         return None, ""
-    kind, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
+    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
     static = 0 if inputs is None or inputs.get("is_dynamic") else 1
-    if kind in ("fp4", "fp4_e2m1"):
+    if format_name in ("fp4", "fp4_e2m1"):
         weights.one_of("qscheme", scheme, "per_group")
         return FP4(group or 32), "mxfp4"
-    weights.one_of("dtype", kind, "fp8_e4m3", "fp4")
+    weights.one_of("dtype", format_name, "fp8_e4m3", "fp4")
     weights.one_of("qscheme", scheme, "per_tensor", "per_channel")
     return FP8("tensor" if scheme == "per_tensor" else "row", 4, static), "fp8"
 
 
-def torchao(c: Fields) -> Scheme:
+def torchao(fields: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    kind, arguments = c.get("quant_type"), c.table("quant_type_kwargs")
-    c.ignore("include_input_output_embeddings", "untie_embedding_weights")
+    format_name, arguments = fields.get("quant_type"), fields.table("quant_type_kwargs")
+    fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
     group = None if arguments is None else arguments.group("group_size")
-    if isinstance(kind, dict):
-        default = kind.get("default")
-        kind = default.get("_type") if isinstance(default, dict) else None
-        data = default.get("_data") if isinstance(default, dict) else None
-        group = Fields(data, c.where).group("group_size") if isinstance(data, dict) else group
-    word = str(kind).lower().replace("_", "").removesuffix("config")
+    if isinstance(format_name, dict):
+        default = format_name.get("default")
+        format_name = default.get("_type") if isinstance(default, dict) else None
+        type_fields = default.get("_data") if isinstance(default, dict) else None
+        group = Fields(type_fields, fields.where).group("group_size") if isinstance(type_fields, dict) else group
+    word = str(format_name).lower().replace("_", "").removesuffix("config")
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
         "int8weightonly": ("int8", WholeInt() if group is None else WholeInt(group)),
@@ -180,31 +180,31 @@ def torchao(c: Fields) -> Scheme:
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
     if word not in formats:
-        stated_type = c.get("quant_type")
-        raise c.wrong("quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
+        stated_type = fields.get("quant_type")
+        raise fields.wrong("quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, storage_format = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
-    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(fields.union("modules_to_not_convert")))
 
 
-def quanto(c: Fields) -> Scheme:
+def quanto(fields: Fields) -> Scheme:
     """Reads a quanto config."""
-    c.must("activations", None, "int8", "float8")
-    word = c.get("weights", "int8")
+    fields.must("activations", None, "int8", "float8")
+    word = fields.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
         "int8": WholeInt(), "float8": FP8("row", None), "int4": Grouped(4, 128), "int2": Grouped(2, 128),
     }  # fmt: skip
-    c.one_of("weights", word, *formats)
+    fields.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
-    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(fields.union("modules_to_not_convert")))
 
 
-def aqlm(c: Fields) -> Scheme:
+def aqlm(fields: Fields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = c.group("in_group_size", 8) or 8, c.group("out_group_size", 1) or 1
-    books, bits = c.group("num_codebooks", 1) or 1, c.get("nbits_per_codebook", 16)
-    c.one_of("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
+    columns, rows = fields.group("in_group_size", 8) or 8, fields.group("out_group_size", 1) or 1
+    books, bits = fields.group("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
+    fields.one_of("nbits_per_codebook", bits, *range(1, 17))
+    names = [name.removesuffix(".weight") for name in fields.texts("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
     storage_format = AQLM(columns, rows, books, bits)
     return LinearScheme(
@@ -218,64 +218,64 @@ def aqlm(c: Fields) -> Scheme:
     )
 
 
-def metal(c: Fields) -> Scheme:
+def metal(fields: Fields) -> Scheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
-    c.ignore("dequantize")
-    bits, group = c.get("bits", 4), c.group("group_size", 64) or 64
-    c.one_of("bits", bits, 2, 4, 8)
-    return _converted(c, f"metal-int{bits}-g{group}", Metal(bits, group))
+    fields.ignore("dequantize")
+    bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
+    fields.one_of("bits", bits, 2, 4, 8)
+    return _scheme_of_linears_and_head(fields, f"metal-int{bits}-g{group}", Metal(bits, group))
 
 
-def higgs(c: Fields) -> Scheme:
+def higgs(fields: Fields) -> Scheme:
     """Reads a HIGGS config."""
-    c.ignore("hadamard_size", "p", "tune_metadata")
-    bits, group = c.get("bits", 4), c.group("group_size", 256) or 256
-    c.one_of("bits", bits, 2, 3, 4)
-    return _converted(c, f"higgs-int{bits}-g{group}", Higgs(bits, group))
+    fields.ignore("hadamard_size", "p", "tune_metadata")
+    bits, group = fields.get("bits", 4), fields.group("group_size", 256) or 256
+    fields.one_of("bits", bits, 2, 3, 4)
+    return _scheme_of_linears_and_head(fields, f"higgs-int{bits}-g{group}", Higgs(bits, group))
 
 
-def gemma(c: Fields) -> Scheme:
-    """Reads a config of Gemma's own checkpoints; `module_quant_configs` has other bits for some modules."""
-    c.must("quantize_embeddings", False, absent=False)
-    bits, modules = c.get("num_bits", 4), c.table("module_quant_configs")
-    c.one_of("num_bits", bits, 2, 4, 8)
+def gemma(scheme_fields: Fields) -> Scheme:
+    """Reads a config of Google's quantized Gemma; `module_quant_configs` has the bits of single modules."""
+    scheme_fields.must("quantize_embeddings", False, absent=False)
+    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs")
+    scheme_fields.one_of("num_bits", bits, 2, 4, 8)
     groups: list[Group] = []
     if modules is not None and len(modules.data) > MOST_PATTERNS:
-        raise c.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
+        raise scheme_fields.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
     for pattern in modules.data if modules is not None else ():
         fields = modules.table(pattern) if modules is not None else None
         if fields is None:
-            raise c.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
+            raise scheme_fields.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
         module_bits = fields.get("num_bits", bits)
         fields.one_of("num_bits", module_bits, 2, 4, 8)
         fields.all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         groups.append(Group(StaticRange(module_bits), named_modules))
-    scheme = _converted(c, f"gemma-int{bits}", StaticRange(bits))
+    scheme = _scheme_of_linears_and_head(scheme_fields, f"gemma-int{bits}", StaticRange(bits))
     return replace(scheme, groups=(*groups, *scheme.groups))
 
 
-def _converted(c: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
+def _scheme_of_linears_and_head(fields: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` and the head, except the listed modules."""
-    excluded_modules = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
-    is_stated = c.get("modules_to_not_convert") is not None
+    excluded_modules = ModuleList(fields.union("modules_to_not_convert"), field="modules_to_not_convert")
+    is_stated = fields.get("modules_to_not_convert") is not None
     return LinearScheme(
         label, "transformers", (), (Group(storage_format),), head=is_stated, everywhere=True, excluded=excluded_modules
     )
 
 
-def exl2(c: Fields) -> Scheme:
-    return _read_exl(c, "exl2", vectors=False)
+def exl2(fields: Fields) -> Scheme:
+    return _read_exl(fields, "exl2", vectors=False)
 
 
-def exl3(c: Fields) -> Scheme:
-    return _read_exl(c, "exl3", vectors=True)
+def exl3(fields: Fields) -> Scheme:
+    return _read_exl(fields, "exl3", vectors=True)
 
 
-def _read_exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
+def _read_exl(fields: Fields, name: str, *, vectors: bool) -> Scheme:
     """Reads a config of ExLlama. vectors: whether a layer stores a scale of each row and column."""
-    c.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
-    bits, head_bits = _average_bits(c, "bits", None), _average_bits(c, "head_bits", 6)
+    fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
+    bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
     formats = Averaged(bits, vectors), Averaged(head_bits, vectors)
     head = Group(formats[1], ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
@@ -283,8 +283,8 @@ def _read_exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
     return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
 
 
-def _average_bits(c: Fields, name: str, absent: float | None) -> Fraction:
-    value = c.get(name, absent)
+def _average_bits(fields: Fields, name: str, absent: float | None) -> Fraction:
+    value = fields.get(name, absent)
     if type(value) not in (int, float) or not 0 < value <= 16:
-        raise c.wrong(name, value, "a number of bits above 0 and at most 16")
+        raise fields.wrong(name, value, "a number of bits above 0 and at most 16")
     return Fraction(str(value))

@@ -85,37 +85,42 @@ class LinearScheme(Scheme):
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
         for site in weight_sites:
-            linear_format = self._format_of(site)
+            linear_format = self._format_of_tensor(site)
             if linear_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
             has_converted = True
-            count, n_out, n_in = _matrix_shapes(site)
+            matrix_count, n_out, n_in = _matrix_shapes(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
                 raise self._unsupported_error(
                     f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
                 )
-            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format_of(self, site: WeightSite) -> LinearFormat | None:
+    def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
         """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
-        experts = site.kind == "experts" and len(site.tensor.shape) == 3
-        is_single_matrix = (len(site.tensor.shape) == 2 or _is_grouped(site)) and self.scope == "linear"
-        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or is_single_matrix):
+        experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
+        is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
+        if (
+            weight_site.tensor.role != "matrix"
+            or weight_site.kind in NEVER_CONVERTED
+            or not (experts or is_single_matrix)
+        ):
             return None
-        output = site.kind in HEADS and site.name not in ("dense", "head_proj")
+        output = weight_site.kind in HEADS and weight_site.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _is_skipped(site) and not output)
-            or site.names in self.excluded
+            or (not self.everywhere and _is_skipped(weight_site) and not output)
+            or weight_site.names in self.excluded
         ):
             return None
         group = next(
-            (candidate for candidate in self.groups if candidate.named is None or site.names in candidate.named), None
+            (candidate for candidate in self.groups if candidate.named is None or weight_site.names in candidate.named),
+            None,
         )
         if group is None:
             return None
@@ -137,7 +142,9 @@ class LinearScheme(Scheme):
                 "the config excludes modules that are not in this model: "
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
-        unused_entries = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
+        unused_entries = [
+            list_entry for group in self.groups if group.named is not None for list_entry in group.named.unused
+        ]
         if unused_entries:
             more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
             texts.append(
@@ -153,20 +160,20 @@ class LinearScheme(Scheme):
                 yield f"experts in {group.experts.describe()}"
 
 
-def _is_skipped(site: WeightSite) -> bool:
+def _is_skipped(weight_site: WeightSite) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
+    return weight_site.name == "shared_expert_gate" or weight_site.kind in OUTSIDE_LAYERS
 
 
-def _is_grouped(site: WeightSite) -> bool:
+def _is_grouped(weight_site: WeightSite) -> bool:
     """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
-    op = next((child.op for child in site.parent.children if child.name == site.name), None)
-    return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
+    op = next((child.op for child in weight_site.parent.children if child.name == weight_site.name), None)
+    return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrix_shapes(site: WeightSite) -> tuple[Number, Number, Number]:
+def _matrix_shapes(weight_site: WeightSite) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
-    shape = site.tensor.shape
+    shape = weight_site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(weight_site) else (shape[0], shape[1], shape[2])

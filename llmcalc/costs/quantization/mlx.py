@@ -82,34 +82,40 @@ class MLXScheme(Scheme):
             if site.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
             *stack, n_out, n_in = site.tensor.shape
-            count: Number = 1
+            matrix_count: Number = 1
             for axis in stack:
-                count = count * axis
-            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
-        unused_entries = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
+                matrix_count = matrix_count * axis
+            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+        unused_entries = [
+            list_entry for modules, _ in self.others for list_entry in modules.entries if list_entry not in modules.used
+        ]
         if unused_entries:
             raise InputError(
                 f"quantization: {unused_entries[0]}: names no module of this model; expected its own (--quantize none "
                 "counts without it)"
             )
 
-    def _module_format(self, site: WeightSite) -> ModuleFormat | None:
+    def _module_format(self, weight_site: WeightSite) -> ModuleFormat | None:
         """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
-        if site.tensor.role == "vector":
+        if weight_site.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
+            (storage_format for modules, storage_format in self.others if weight_site.names in modules), self.usual
         )
-        projects = site.kind in PROJECTIONS and site.tensor.role == "matrix" and len(site.tensor.shape) == 2
-        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router") and not projects:
-            unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
+        projects = (
+            weight_site.kind in PROJECTIONS
+            and weight_site.tensor.role == "matrix"
+            and len(weight_site.tensor.shape) == 2
+        )
+        if module_format is self.usual and weight_site.kind not in (*ALWAYS_CONVERTED, "router") and not projects:
+            unknown_reason = f"{weight_site.path} ({weight_site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = site.tensor.shape[-1]
+        columns = weight_site.tensor.shape[-1]
         return (
             None
             if module_format is None or (isinstance(columns, int) and columns % module_format.group)
@@ -126,16 +132,16 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(c: Fields) -> Scheme:
+def mlx(fields: Fields) -> Scheme:
     """Reads an mlx-lm table: its format, and the formats of the modules that it lists."""
-    names = [name for name in c.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    default_format, label = _module_format(c)
+    names = [name for name in fields.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    default_format, label = _module_format(fields)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for name in names:
-        value: Any = c.get(name)
-        module_table = c.table(name) if isinstance(value, dict) else None
+        value: Any = fields.get(name)
+        module_table = fields.table(name) if isinstance(value, dict) else None
         if module_table is None and not isinstance(value, bool):
-            raise c.wrong(name, value, "how a module is stored, true or false")
+            raise fields.wrong(name, value, "how a module is stored, true or false")
         module_format = (
             default_format if value is True else None if module_table is None else _module_format(module_table)[0]
         )
@@ -149,15 +155,15 @@ def mlx(c: Fields) -> Scheme:
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(c: Fields) -> tuple[ModuleFormat, str]:
-    mode = c.get("mode", "affine")
-    c.one_of("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+def _module_format(fields: Fields) -> tuple[ModuleFormat, str]:
+    mode = fields.get("mode", "affine")
+    fields.one_of("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if mode == "affine":
-        bits, group = c.get("bits", 4), c.group("group_size", 64) or 64
-        c.one_of("bits", bits, 2, 3, 4, 5, 6, 8)
-        c.one_of("group_size", group, 32, 64, 128)
+        bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
+        fields.one_of("bits", bits, 2, 3, 4, 5, 6, 8)
+        fields.one_of("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
     group = 16 if mode == "nvfp4" else 32
-    c.must("group_size", group, absent=group)
-    c.must("bits", 8 if mode == "mxfp8" else 4, absent=8 if mode == "mxfp8" else 4)
+    fields.must("group_size", group, absent=group)
+    fields.must("bits", 8 if mode == "mxfp8" else 4, absent=8 if mode == "mxfp8" else 4)
     return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"

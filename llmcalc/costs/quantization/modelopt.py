@@ -54,18 +54,18 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def modelopt(c: Fields) -> Scheme:
+def modelopt(fields: Fields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
-    c.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
-    algorithm, group = c.get("quant_algo"), c.group("group_size")
-    remarks = [KV] if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else []
+    fields.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
+    algorithm, group = fields.get("quant_algo"), fields.group("group_size")
+    remarks = [KV] if any([fields.get("kv_cache_scheme"), fields.get("kv_cache_quant_algo")]) else []
     excluded_modules = ModuleList(
-        c.union("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"), "modelopt", "ignore"
+        fields.union("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"), "modelopt", "ignore"
     )
-    layers_table = c.table("quantized_layers")
+    layers_table = fields.table("quantized_layers")
     if algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
-            raise c.wrong("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
+            raise fields.wrong("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
         groups, labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:

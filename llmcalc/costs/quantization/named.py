@@ -35,17 +35,17 @@ ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear laye
 BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def scheme_of_layers(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_layers(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """
-    return LinearScheme(label, source, remarks, (Group(linear_format),))
+    return LinearScheme(label, format_source, remarks, (Group(linear_format),))
 
 
-def scheme_of_linears(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_linears(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(label, source, remarks, (Group(linear_format),), everywhere=True)
+    return LinearScheme(label, format_source, remarks, (Group(linear_format),), everywhere=True)
 
 
 def bnb4(label: str, is_double: bool) -> LinearScheme:
@@ -124,11 +124,11 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:
-            sizes = match.groupdict()
-            group = sizes["group"]
+            matched_sizes = match.groupdict()
+            group = matched_sizes["group"]
             if group is not None and not 0 < int(group[:12]) <= MOST:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
-            return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
+            return make(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
     suggestion = suggest(label, list(COMMON))
     known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(

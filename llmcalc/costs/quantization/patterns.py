@@ -64,46 +64,47 @@ class ModuleList:
             raise InputError(
                 f"quantization_config.{field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
             )
-        for entry in self.entries:
-            if ONE_EXPERT.search(entry):
+        for list_entry in self.entries:
+            if ONE_EXPERT.search(list_entry):
                 raise InputError(
-                    f"quantization_config.{field}: '{entry[:60]}' names one expert; expected entries that treat "
+                    f"quantization_config.{field}: '{list_entry[:60]}' names one expert; expected entries that treat "
                     "all experts of a layer alike"
                 )
         self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
-        for entry in self.entries:
-            for text in _without_fusion(entry):
+        for list_entry in self.entries:
+            for text in _unfused_entries(list_entry):
                 test = self._pattern_test(text, field)
                 if test is None:
-                    self._plain.setdefault(text, entry)
+                    self._plain.setdefault(text, list_entry)
                 else:
-                    self._tests.append((entry, test))
-        self._lengths = sorted({len(entry) for entry in self._plain})
+                    self._tests.append((list_entry, test))
+        self._lengths = sorted({len(list_entry) for list_entry in self._plain})
         self._field, self._spent = field, 0.0
 
-    def _pattern_test(self, entry: str, field: str) -> Callable[[str], bool] | None:
+    def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
         """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
         if self.rule == "modelopt":
-            return (lambda name: fnmatchcase(name, entry)) if set(entry) & set("*?[") else None
-        text, boundary = entry, ""
+            return (lambda name: fnmatchcase(name, list_entry)) if set(list_entry) & set("*?[") else None
+        text, boundary = list_entry, ""
         if self.rule == "compressed-tensors":
-            if not entry.startswith("re:"):
+            if not list_entry.startswith("re:"):
                 return None
-            text = entry.removeprefix("re:")
-        elif set(entry) & set("*+?[](){}|\\^$"):
+            text = list_entry.removeprefix("re:")
+        elif set(list_entry) & set("*+?[](){}|\\^$"):
             boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
         if REPEATED_GROUP.search(text) or _match_ways(text) > MOST_WAYS:
             raise InputError(
-                f"quantization_config.{field}: '{entry[:60]}' repeats a group or too much else; expected a pattern "
-                "that is quick to match"
+                f"quantization_config.{field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
+                "pattern that is quick to match"
             )
         try:
             pattern = re.compile(f"(?:{text}){boundary}")
         except re.error:
             raise InputError(
-                f"quantization_config.{field}: '{entry[:60]}' is no regular expression; expected a module's name or one"
+                f"quantization_config.{field}: '{list_entry[:60]}' is no regular expression; expected a module's name "
+                "or one"
             ) from None
         return lambda name: pattern.match(name) is not None
 
@@ -121,16 +122,16 @@ class ModuleList:
         if not self._tests:
             return False
         began = process_time()
-        entry = next((entry for entry, test in self._tests if test(name)), None)
+        list_entry = next((list_entry for list_entry, test in self._tests if test(name)), None)
         self._spent += process_time() - began
         if self._spent > LONGEST_MATCHING:
             raise InputError(
                 f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "
                 "expected names, or simpler patterns"
             )
-        if entry is not None:
-            self.used.add(entry)
-        return entry is not None
+        if list_entry is not None:
+            self.used.add(list_entry)
+        return list_entry is not None
 
     def _matching_texts(self, name: str) -> Iterator[str]:
         """Yields the plain-name entries that would match a name."""
@@ -145,20 +146,24 @@ class ModuleList:
     @property
     def unused(self) -> list[str]:
         """Entries that have matched no module yet, without entries for modules that no scheme converts."""
-        return [entry for entry in self.entries if entry not in self.used and not NEVER_CONVERTED.search(entry)]
+        return [
+            list_entry
+            for list_entry in self.entries
+            if list_entry not in self.used and not NEVER_CONVERTED.search(list_entry)
+        ]
 
 
-def _without_fusion(entry: str) -> Iterator[str]:
+def _unfused_entries(list_entry: str) -> Iterator[str]:
     """Yields an entry, and the entries of its parts if it names a fused layer."""
-    yield entry
+    yield list_entry
     for fused_name, part_names in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
-        if name.search(entry):
-            yield from (name.sub(single_name, entry) for single_name in part_names)
+        if name.search(list_entry):
+            yield from (name.sub(single_name, list_entry) for single_name in part_names)
 
 
 def _match_ways(pattern: str) -> int:
-    """Returns an upper bound on the number of ways in which a pattern may match, as a power of two."""
+    """Returns an upper bound on the ways in which a regular expression may match, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
@@ -171,8 +176,8 @@ def _match_ways(pattern: str) -> int:
 
 def _component_runs(name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
-    steps = name.split(".")
-    return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
+    components = name.split(".")
+    return (".".join(components[i:j]) for i in range(len(components)) for j in range(i + 1, len(components) + 1))
 
 
 def _path_prefixes(name: str) -> Iterable[str]:

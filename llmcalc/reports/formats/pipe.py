@@ -20,7 +20,7 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether this module can write the tables: no colour is wanted (by rich's rules) and no column is too wide."""
+    """Whether this module can write the tables: rich would use no colour, and no column is too wide."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
@@ -52,7 +52,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
-    """Returns the tables with bars of one scale, the longest that fits, or without bars if none fits."""
+    """Returns the tables with bars of the largest common scale that fits, or without bars if none fits."""
     lengths = [_bar_length(table, width) for table in tables]
     length = min((bar_length for bar_length in lengths if bar_length), default=0)
     return [
@@ -76,7 +76,9 @@ def _bar_length(table: Table, width: int) -> int:
 
 def _with_bars(table: Table, length: int) -> Table:
     def long(row: Row) -> Row:
-        return row._replace(cells=[c._replace(length=length) if isinstance(c, Bar) else c for c in row.cells])
+        return row._replace(
+            cells=[column._replace(length=length) if isinstance(column, Bar) else column for column in row.cells]
+        )
 
     return table._replace(rows=[long(row) for row in table.rows])
 
@@ -104,12 +106,18 @@ def line_count(table: Table, width: int) -> int:
         return heading
     cell_texts = _cell_texts(table)
     other_width = sum(
-        w + len(GAP) for w, c in zip(_column_widths(cell_texts), table.columns, strict=True) if not c.wrap
+        column_width + len(GAP)
+        for column_width, c in zip(_column_widths(cell_texts), table.columns, strict=True)
+        if not c.wrap
     ) + len(INDENT)
     wrapped_columns = max(1, sum(column.wrap for column in table.columns))
     wrapped_width = max(1, (width - other_width) // wrapped_columns - len(GAP))
     rows = sum(
-        max(-(-len(t) // wrapped_width) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
+        max(
+            -(-len(cell_text) // wrapped_width) if c.wrap else 1
+            for cell_text, c in zip(cells, table.columns, strict=True)
+        )
+        or 1
         for cells in cell_texts
     )
     return heading + 1 + rows
@@ -117,7 +125,7 @@ def line_count(table: Table, width: int) -> int:
 
 def _cell_texts(table: Table) -> list[list[str]]:
     """Returns the cells of the heading and of every row, as text."""
-    rows = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    rows = [[cell_text(c, cell) for c, cell in zip(table.columns, row.cells, strict=True)] for row in table.rows]
     for row, cells in zip(table.rows, rows, strict=True):
         cells[0] = INDENT * row.depth + cells[0]
     return [[column.title for column in table.columns], *rows]
@@ -134,14 +142,14 @@ def _grid_lines(table: Table) -> Iterator[str]:
         if i == 1:
             yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
         padded_cells = [
-            t.rjust(w) if c.justify == "right" else t.ljust(w)
-            for t, w, c in zip(cells, widths, table.columns, strict=True)
+            cell_text.rjust(column_width) if column.justify == "right" else cell_text.ljust(column_width)
+            for cell_text, column_width, column in zip(cells, widths, table.columns, strict=True)
         ]
         yield INDENT + GAP.join(padded_cells)
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """Yields the lines of a text above or below a table. hang: further indent of the lines after the first."""
+    """Yields the lines of a text above or below a table. hang: additional indent of all lines after the first."""
     for line in _wrapped_lines(text, width - len(INDENT), hang):
         yield INDENT + line
 

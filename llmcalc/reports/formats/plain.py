@@ -30,7 +30,7 @@ def json_text(report: Report, indent: int | None = None) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Returns a set as a sorted list, and any other value that JSON does not have as text."""
+    """Converts a value that JSON does not support: a set to a sorted list, any other value to text."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
@@ -64,7 +64,7 @@ NO_FORMULA = re.compile(
 
 
 def _no_formula(value: Any) -> Any:
-    """Escapes a cell that a spreadsheet would compute (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    """Escapes a cell that a spreadsheet would run as a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
     if isinstance(value, int | float):
         return value
     cell_text = printable(str(value))
@@ -126,7 +126,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
-    """Returns a number minus the sum of its parts; another cell's value unchanged."""
+    """Returns a cell's number minus the sum of its parts; other values stay unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -169,10 +169,10 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
         heading = escaped(table.heading.strip())  # bold text neither begins nor ends with a space
         out.write(f"**{heading}**" + (f" {escaped(table.aside)}" if table.aside else "") + "\n\n")
     if table.rows:
-        out.write("| " + " | ".join(escaped(c.title) for c in table.columns) + " |\n")
-        out.write("|" + "|".join("---:" if c.justify == "right" else ":---" for c in table.columns) + "|\n")
+        out.write("| " + " | ".join(escaped(column.title) for column in table.columns) + " |\n")
+        out.write("|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n")
     for row in table.rows:
-        cell_texts = [escaped(cell_text(c, v)) for c, v in zip(table.columns, row.cells, strict=True)]
+        cell_texts = [escaped(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
         out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:

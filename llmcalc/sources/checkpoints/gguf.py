@@ -73,15 +73,15 @@ def read_gguf(path: Path) -> Checkpoint:
 
     Raises `InputError` for a file that is not GGUF version 2 or 3, and for any length that exceeds the file.
     """
-    file, size = open_checkpoint(path)
+    file, file_bytes = open_checkpoint(path)
     with file:
-        r = BoundedReader(file, size, str(path))
-        if r.take(4, "magic") != b"GGUF":
+        reader = BoundedReader(file, file_bytes, str(path))
+        if reader.take(4, "magic") != b"GGUF":
             raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
-        version = r.number("I", "version")
+        version = reader.number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, pairs = r.number("Q", "tensor_count"), r.number("Q", "metadata_kv_count")
+        tensors, pairs = reader.number("Q", "tensor_count"), reader.number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or pairs > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; expected at most {MOST_TENSORS:,} and "
@@ -90,15 +90,15 @@ def read_gguf(path: Path) -> Checkpoint:
         metadata: dict[str, Any] = {}
         arrays = _Arrays()
         for _ in range(pairs):
-            key = _read_text(r, "metadata key", LONGEST_NAME)
+            key = _read_text(reader, "metadata key", LONGEST_NAME)
             if key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
-            metadata[key] = _read_value(r, r.number("I", key), key, arrays)
+            metadata[key] = _read_value(reader, reader.number("I", key), key, arrays)
         tensors_by_name: dict[str, StoredTensor] = {}
         starts: list[int] = []
         first_at: dict[int, str] = {}
         for _ in range(tensors):
-            tensor, offset = _read_tensor(r)
+            tensor, offset = _read_tensor(reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
@@ -116,77 +116,81 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _Arrays:
-    """Counts the texts and lists in the arrays of a file's metadata, to bound them."""
+    """Counts the texts and lists in the metadata arrays of a file, and limits their number."""
 
     def __init__(self) -> None:
         self.elements = 0
 
-    def add(self, r: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` elements. Raises `InputError` for more elements than the file can hold or the bound allows."""
-        if count > (r.size - r.at) // 8:  # each has its length before it
+    def add(self, reader: BoundedReader, key: str, element_count: int) -> None:
+        """Counts `element_count` further elements.
+
+        Raises `InputError` for more than the file can hold or the limit allows.
+        """
+        if element_count > (reader.size - reader.at) // 8:  # each has its length before it
             raise InputError(
-                f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
+                f"{reader.where}: {key[:80]}: {element_count:,} elements in a file of {reader.size:,} bytes; truncated "
+                "or not a GGUF file"
             )
-        self.elements += count
+        self.elements += element_count
         if self.elements > MOST_ELEMENTS:
             raise InputError(
-                f"{r.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
+                f"{reader.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
                 f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)"
             )
 
 
-def _read_text(r: BoundedReader, field: str, limit: int | None = None) -> str:
+def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> str:
     """Reads a text. limit: the largest number of bytes; default the rest of the header's bound."""
-    length = r.number("Q", field)
+    length = reader.number("Q", field)
     if limit is not None and length > limit:
         raise InputError(
-            f"{r.where}: {field}: {length:,} bytes at byte {r.at:,}; expected at most {limit:,} (truncated or not a "
-            "GGUF file)"
+            f"{reader.where}: {field}: {length:,} bytes at byte {reader.at:,}; expected at most {limit:,} (truncated "
+            "or not a GGUF file)"
         )
-    return r.take(length, field).decode("utf-8", "replace")
+    return reader.take(length, field).decode("utf-8", "replace")
 
 
-def _read_value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
-    if kind in SCALARS:
-        return r.number(SCALARS[kind], key)
-    if kind == STRING:
-        return _read_text(r, key)
-    if kind != ARRAY or depth > 4:
-        raise InputError(f"{r.where}: {key[:80]}: metadata type {kind} is not known")
-    element_type, count = r.number("I", key), r.number("Q", key)
+def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
+    if value_type in SCALARS:
+        return reader.number(SCALARS[value_type], key)
+    if value_type == STRING:
+        return _read_text(reader, key)
+    if value_type != ARRAY or depth > 4:
+        raise InputError(f"{reader.where}: {key[:80]}: metadata type {value_type} is not known")
+    element_type, element_count = reader.number("I", key), reader.number("Q", key)
     if element_type in SCALARS:
-        if count <= LONGEST_KEPT:
-            return [r.number(SCALARS[element_type], key) for _ in range(count)]
-        r.skip(count * struct.calcsize("<" + SCALARS[element_type]), key)
-        return f"{count:,} values"
+        if element_count <= LONGEST_KEPT:
+            return [reader.number(SCALARS[element_type], key) for _ in range(element_count)]
+        reader.skip(element_count * struct.calcsize("<" + SCALARS[element_type]), key)
+        return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
-        raise InputError(f"{r.where}: {key[:80]}: metadata type {element_type} is not known")
-    arrays.add(r, key, count)
-    if count <= LONGEST_KEPT:
-        return [_read_value(r, element_type, key, arrays, depth + 1) for _ in range(count)]
+        raise InputError(f"{reader.where}: {key[:80]}: metadata type {element_type} is not known")
+    arrays.add(reader, key, element_count)
+    if element_count <= LONGEST_KEPT:
+        return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(element_count)]
     if element_type == STRING:
-        r.skip_texts(count, key)
+        reader.skip_texts(element_count, key)
     else:
-        for _ in range(count):
-            _read_value(r, element_type, key, arrays, depth + 1)
-    return f"{count:,} values"
+        for _ in range(element_count):
+            _read_value(reader, element_type, key, arrays, depth + 1)
+    return f"{element_count:,} values"
 
 
-def _read_tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
+def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
-    name = _read_text(r, "tensor name", LONGEST_NAME)
-    axes = r.number("I", name)
+    name = _read_text(reader, "tensor name", LONGEST_NAME)
+    axes = reader.number("I", name)
     if axes > 8:
-        raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")
-    shape = tuple(r.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    kind = r.number("I", name)
-    offset = r.number("Q", name)
-    if kind not in TYPES or any(n > 2**48 for n in shape):
-        raise InputError(f"{r.where}: {name[:80]}: type {kind} of shape {list(shape)} is not known")
-    dtype, block, block_bytes = TYPES[kind]
+        raise InputError(f"{reader.where}: {name[:80]}: {axes} axes; not a GGUF file")
+    shape = tuple(reader.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
+    ggml_type = reader.number("I", name)
+    offset = reader.number("Q", name)
+    if ggml_type not in TYPES or any(length > 2**48 for length in shape):
+        raise InputError(f"{reader.where}: {name[:80]}: type {ggml_type} of shape {list(shape)} is not known")
+    dtype, block, block_bytes = TYPES[ggml_type]
     elements = StoredTensor(name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
         raise InputError(
-            f"{r.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
+            f"{reader.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
         )
     return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset

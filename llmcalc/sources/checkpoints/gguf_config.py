@@ -91,8 +91,8 @@ def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) 
 def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
     width = config.get("moe_intermediate_size") or config.get("intermediate_size")
-    kinds = _layer_types(config, lambda i: i % 2 == 0)
-    return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": kinds}
+    layer_kinds = _layer_types(config, lambda i: i % 2 == 0)
+    return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": layer_kinds}
 
 
 def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -100,7 +100,7 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
-    """Returns the kind of every layer, from llama.cpp's pattern of the architecture, which files do not state."""
+    """Returns the kind of every layer, by llama.cpp's fixed pattern for the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     number = layers if isinstance(layers, int) else 0
     return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]
@@ -108,7 +108,7 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     fields = _read_metadata(checkpoint, architecture, LATENT_KEYS)
-    sizes = _read_metadata(
+    head_fields = _read_metadata(
         checkpoint,
         architecture,
         {
@@ -118,7 +118,10 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key, value = sizes.get("key_mla", sizes.get("key", 0)), sizes.get("value_mla", sizes.get("value", 0))
+    key, value = (
+        head_fields.get("key_mla", head_fields.get("key", 0)),
+        head_fields.get("value_mla", head_fields.get("value", 0)),
+    )
     has_correction = _has_tensor(checkpoint, "exp_probs_b.bias")
     return {
         **fields,

@@ -37,10 +37,10 @@ class StoredTensor:
 
     @property
     def elements(self) -> int:
-        n = 1
+        length = 1
         for axis in self.shape:
-            n *= axis
-        return n
+            length *= axis
+        return length
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Checkpoint:
 
     @property
     def elements(self) -> int:
-        return sum(t.elements for t in self.tensors)
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
-        """Returns number format → (tensors, elements, bytes), the largest first."""
+        """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
         sums: dict[str, tuple[int, int, int]] = {}
-        for t in self.tensors:
-            tensors, elements, nbytes = sums.get(t.dtype, (0, 0, 0))
-            sums[t.dtype] = (tensors + 1, elements + t.elements, nbytes + t.nbytes)
+        for tensor in self.tensors:
+            tensors, elements, nbytes = sums.get(tensor.dtype, (0, 0, 0))
+            sums[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
         return dict(sorted(sums.items(), key=lambda item: -item[1][2]))
 
 
@@ -81,33 +81,36 @@ class BoundedReader:
         self.at: int = 0
         self.bytes_read: int = 0
 
-    def take(self, count: int, field: str) -> bytes:
-        """Reads `count` bytes. Raises `InputError` if fewer bytes are left, or if a header may not have as many."""
-        self._pass(count, field)
-        self.bytes_read += count
+    def take(self, byte_count: int, field: str) -> bytes:
+        """Reads `byte_count` bytes.
+
+        Raises `InputError` if fewer bytes are left, or if a header may not have as many.
+        """
+        self._check_bytes_left(byte_count, field)
+        self.bytes_read += byte_count
         if self.bytes_read > LARGEST_HEADER:
             raise InputError(
-                f"{self.where}: {field[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
-                "the most that is read; not a checkpoint, or a damaged one"
+                f"{self.where}: {field[:80]}: {byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
+                "which is the most that is read; not a checkpoint, or a damaged one"
             )
-        data = self.file.read(count)
-        if len(data or b"") != count:
+        taken_bytes = self.file.read(byte_count)
+        if len(taken_bytes or b"") != byte_count:
             raise InputError(f"{self.where}: {field[:80]}: the file ended while it was read")
-        return data
+        return taken_bytes
 
-    def skip(self, count: int, field: str) -> None:
-        """Skips `count` bytes. Raises `InputError` if fewer bytes are left."""
-        self._pass(count, field)
-        self.file.seek(count, 1)
+    def skip(self, byte_count: int, field: str) -> None:
+        """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
+        self._check_bytes_left(byte_count, field)
+        self.file.seek(byte_count, 1)
 
-    def skip_texts(self, count: int, field: str) -> None:
-        """Skips `count` texts, each of which follows its length in 8 bytes."""
+    def skip_texts(self, text_count: int, field: str) -> None:
+        """Skips `text_count` texts, each of which is stored after its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
-        for _ in range(count):
+        for _ in range(text_count):
             if len(pending) - position < 8:
                 pending, position = pending[position:] + self.take(min(_PART, self.size - self.at), field), 0
             if len(pending) - position < 8:
-                self._pass(self.size, field)  # raises: the file ends here
+                self._check_bytes_left(self.size, field)  # raises: the file ends here
             length = int.from_bytes(pending[position : position + 8], "little")
             position += 8 + length
             if position > len(pending):
@@ -116,13 +119,13 @@ class BoundedReader:
         self.file.seek(position - len(pending), 1)
         self.at += position - len(pending)
 
-    def _pass(self, count: int, field: str) -> None:
-        if not 0 <= count <= self.size - self.at:
+    def _check_bytes_left(self, byte_count: int, field: str) -> None:
+        if not 0 <= byte_count <= self.size - self.at:
             raise InputError(
-                f"{self.where}: {field[:80]}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
+                f"{self.where}: {field[:80]}: {byte_count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
                 "truncated or not a checkpoint"
             )
-        self.at += count
+        self.at += byte_count
 
     def number(self, struct_format: str, field: str) -> Any:
         """Reads one little-endian number in a format of `struct`."""

@@ -61,12 +61,12 @@ def read_safetensors(path: Path, with_data: bool = True) -> Checkpoint:
 
 def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
     """Reads the JSON of a file's header, of at most `limit` bytes, and the size of the file's data."""
-    file, size = open_checkpoint(path)
+    file, file_bytes = open_checkpoint(path)
     with file:
         length = int.from_bytes(file.read(8) or b"", "little")
-        if size < 10 or length < 2 or length > size - 8:
+        if file_bytes < 10 or length < 2 or length > file_bytes - 8:
             raise InputError(
-                f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or not a "
+                f"{path}: header length {length:,} in a file of {file_bytes:,} bytes; the file is truncated or not a "
                 "safetensors checkpoint"
             )
         if length > limit:
@@ -74,7 +74,7 @@ def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
                 f"{path}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
                 "checkpoint"
             )
-        return file.read(length) or b"", size - 8 - length
+        return file.read(length) or b"", file_bytes - 8 - length
 
 
 def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:
@@ -151,7 +151,7 @@ def _bad_entry(name: str, location: str) -> InputError:
 
 
 def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """Parses the entry of a tensor, and the offset of the tensor's data."""
+    """Parses a tensor's header entry. Returns the tensor and the offset of its data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -160,7 +160,7 @@ def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None)
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _bad_entry(name, location) from None
-    if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
+    if any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, start, end)) or len(shape) > 16:
         raise InputError(f"{location}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
     if (tensor.elements * bits + 7) // 8 != tensor.nbytes:
@@ -183,13 +183,13 @@ def read_index(path: Path) -> Checkpoint:
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
 
-def parse_index(data: bytes, location: str) -> dict[str, str]:
-    """Parses an index: tensor name → the file that has it, in the folder of the index.
+def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
+    """Parses an index and returns the file of each tensor, in the folder of the index.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
     try:
-        text = data.decode("utf-8-sig")
+        text = json_bytes.decode("utf-8-sig")
         require_few_elements(text, location, MOST_TENSORS + 1000)
         index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
     except InputError:
@@ -212,7 +212,7 @@ _EXPECTED_MAP = "expected a table of tensor names and the files beside this one 
 
 
 def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
-    """Returns a JSON object. Raises `InputError` for a repeated name."""
+    """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs):
         earlier_names: set[str] = set()

@@ -1,4 +1,4 @@
-"""The exception for a config field whose value a spec does not have."""
+"""The exception for a config field for which a model's description has no value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Absent(LookupError):
-    """Raised if the spec has no value for a field, so that the config leaves the field to its class."""
+    """Raised if a description has no value for a config field, so that the field is left out of the config."""
 
 
 def present(value: Any) -> Any:

@@ -54,7 +54,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def in_json(value: Any) -> str:
-    """Writes a wrong value in an error message as in a config.json: null, true, false."""
+    """Writes a value for an error message as in a config.json: null, true, false."""
     names = {None: "null", True: "true", False: "false"}
     return names[value] if value is None or isinstance(value, bool) else shown(value)
 
@@ -127,16 +127,16 @@ class Config:
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(n) is not None for n in self._with_aliases((name,)))
+        return any(self.data.get(name_or_alias) is not None for name_or_alias in self._with_aliases((name,)))
 
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
         if names not in self._names:
-            self._names[names] = self._aliased(names)
+            self._names[names] = self._aliased_value(names)
         self.fields_read.update(self._names[names])
         return self._names[names]
 
-    def _aliased(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _aliased_value(self, names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [name for name in names if name not in self.unread]
         alias_names = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [
@@ -147,10 +147,15 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value applies, among the names in the config; a null replaces no other value."""
-        present = [n for n in names if n in self.data]
+        """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
+        present = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
         return next(
-            (n for n in present if n not in self.defaults and self.data[n] is not None), present[0] if present else None
+            (
+                name_or_alias
+                for name_or_alias in present
+                if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
+            ),
+            present[0] if present else None,
         )
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
@@ -158,11 +163,11 @@ class Config:
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def size(self, *names: str) -> int:
-        """Returns a positive integer. Numbers of layers and experts are bounded by `MOST`."""
+        """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
         return self._read_integer(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
-        """Returns an integer that may be 0."""
+        """Returns the integer in a field, which may be 0."""
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
@@ -178,9 +183,11 @@ class Config:
         return value
 
     def maybe(self, *names: str) -> int | None:
-        """Returns a positive integer; None if the field is null or absent."""
+        """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        present = [n for n in names if n in self.data or n in self.defaults]
+        present = [
+            name_or_alias for name_or_alias in names if name_or_alias in self.data or name_or_alias in self.defaults
+        ]
         return None if not present or self.get(*names) is None else self.size(*names)
 
     def flag(self, *names: str) -> bool:
@@ -202,15 +209,15 @@ class Config:
         return value
 
     def sizes(self, *names: str) -> list[int]:
-        """Returns a list of integers that may be 0."""
+        """Returns the list of integers in a field; elements may be 0."""
         value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not is_whole(v) or not 0 <= v <= LARGEST for v in value):
+        if not isinstance(value, list | tuple) or any(not is_whole(item) or not 0 <= item <= LARGEST for item in value):
             raise self.wrong(self._name_in_config(names), value, "a list of whole numbers")
         return list(value)
 
     def texts(self, *names: str) -> list[str]:
         value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not isinstance(v, str) for v in value):
+        if not isinstance(value, list | tuple) or any(not isinstance(item, str) for item in value):
             raise self.wrong(self._name_in_config(names), value, "a list of texts")
         return list(value)
 
@@ -221,14 +228,14 @@ class Config:
         return value
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
-        """Returns the option that a string names."""
+        """Returns the entry of `options` that a field's text names."""
         value = self.get(*names)
         if not isinstance(value, str) or value not in options:
             raise self.wrong(self._name_in_config(names), value, "one of " + ", ".join(options))
         return options[value]
 
     def must(self, name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if the field has a value with which the class would build other weights."""
+        """Raises `InputError` if a field has a value with which the class would have weights that are not counted."""
         value = self.get(name)
         if value not in expected_values:
             raise self.wrong(
@@ -272,14 +279,14 @@ class Config:
             parent.from_defaults |= self.from_defaults
 
     def _corrected_name(self, name: str) -> str:
-        """Returns the field that an unknown field may misspell: one that was read and is not set in the config."""
+        """Returns the field whose name an unknown field may misspell: a known field that the config does not set."""
         if name in self.unread:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(name, unset)
 
     def _restates_field(self, name: str, value: Any) -> bool:
-        """Whether a field that was read has the same value, and a name that shares a word with this field's name."""
+        """Whether another field, which was read, has the same value and a similar name."""
         words = words_of(name)
         return any(
             words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()

@@ -48,7 +48,7 @@ LEAST_EAGLE_WIDTH = 1024
 
 
 def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns a draft model's config under the draft's own model type, and remarks; another config unchanged.
+    """Replaces the model type of a draft model's config by the type of the draft method; adds remarks.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
@@ -57,20 +57,20 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     is_draft = isinstance(model_type, str) and model_type in CLASSES
     if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
         return config, []
-    kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
+    draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(name)), "")
     if isinstance(stated_type, str):
-        kind = stated_type if stated_type in CLASSES else ""
-    elif not kind and is_draft:
-        kind = str(model_type)
-    if not kind and not OTHER_CLASS.search(name):
-        kind = next((kind for field, kind in FIELDS.items() if config.get(field) is not None), "")
-    if kind == "dflash":
+        draft_type = stated_type if stated_type in CLASSES else ""
+    elif not draft_type and is_draft:
+        draft_type = str(model_type)
+    if not draft_type and not OTHER_CLASS.search(name):
+        draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
+    if draft_type == "dflash":
         projector = config.get("dflash_config")
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
-        kind = projector if projector in ("dspark", "domino") else kind
-    if kind:
-        return _flattened_config(config, kind), []
-    _require_whole(config, name)
+        draft_type = projector if projector in ("dspark", "domino") else draft_type
+    if draft_type:
+        return _flattened_config(config, draft_type), []
+    _require_described_draft(config, name)
     if _is_eagle(config):
         return _flattened_config(config, "eagle"), [
             f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
@@ -79,13 +79,13 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     return config, []
 
 
-def _flattened_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, Any]:
     """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.
     """
     merged_fields: dict[str, Any] = (
-        dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+        dict(SPECULATORS_DSPARK) if draft_type == "dspark" and "speculators_model_type" in config else {}
     )
     for section in SECTIONS:
         table = config.get(section)
@@ -95,18 +95,18 @@ def _flattened_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
             raise InputError(f"{section}: {shown(table)}; expected a table of fields")
         merged_fields |= table
     layers = config.get("transformer_layer_config") or {}
-    if kind in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
+    if draft_type in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
         merged_fields["use_qk_norm"] = True
     unread = (*SECTIONS, "architectures")
     return {
         **merged_fields,
         **{name: value for name, value in config.items() if name not in unread},
-        "model_type": kind,
+        "model_type": draft_type,
     }
 
 
-def _require_whole(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for a draft config that is not complete under this model type."""
+def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
+    """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"

@@ -53,7 +53,7 @@ class Deviation:
 
 
 def every_expert(op: Op) -> Op:
-    """Returns the op of a class that runs every expert on every token."""
+    """Returns the operation of a class that runs every expert on every token."""
     from ...ops import ExpertLinear
 
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
@@ -76,7 +76,7 @@ ATTENTION_DROPOUT = DropoutFields({"attention": "attention_dropout"})
 
 
 def untied(spec: ModelSpec) -> bool:
-    """Whether the model has an output projection separate from the embedding."""
+    """Whether the model's output projection has a weight separate from the embedding."""
     from ...components.head import LMHead
 
     return not spec.tie_word_embeddings and isinstance(spec.head, LMHead)

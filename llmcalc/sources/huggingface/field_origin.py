@@ -1,4 +1,4 @@
-"""Maps a spec field back to config fields, by tracking which config numbers it was computed from.
+"""Finds the config fields from which a field of the description was computed, by tracking numbers.
 
 An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
 names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
@@ -60,19 +60,19 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields from which a message's spec fields were computed.
+    """Returns ` (…)` with the config fields from which the fields in an error message were computed.
 
     Empty if the names are the same.
     """
     try:
-        prefix, text_config, kind = text_of(config)
-        family = family_of(kind, prefix)
+        prefix, text_config, model_type = text_of(config)
+        family = family_of(model_type, prefix)
         if family.read is None:
             return ""
         tracked_config = {
             name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
-        description = family.read(config_of(tracked_config, kind, family, head_of(config), prefix))
+        description = family.read(config_of(tracked_config, model_type, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])

@@ -34,10 +34,10 @@ def parse_config(text: str, location: str) -> dict[str, Any]:
 
     location: name of the source in error messages.
     """
-    data = parse_json(text, location)
-    if not isinstance(data, dict):
+    config_data = parse_json(text, location)
+    if not isinstance(config_data, dict):
         raise InputError(f"{location}: expected a JSON object, the config.json of a transformers model")
-    return data
+    return config_data
 
 
 def require_counted_type(text: str, location: str) -> None:
@@ -45,11 +45,11 @@ def require_counted_type(text: str, location: str) -> None:
 
     Other fields may be wrong.
     """
-    data, _ = as_config(parse_config(text, location))
-    kind = data.get("model_type") or kind_of_class(architecture_of(data))
-    if not isinstance(kind, str) or not kind:
+    config_data, _ = as_config(parse_config(text, location))
+    model_type = config_data.get("model_type") or kind_of_class(architecture_of(config_data))
+    if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{location}: has no model_type")
-    family_of(usual_name(kind), config=data)
+    family_of(usual_name(model_type), config=config_data)
 
 
 def describe_config(
@@ -59,14 +59,14 @@ def describe_config(
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """
-    data = read_json(path)
-    quantization, remarks = _quantization_beside(path, data)
+    config_data = read_json(path)
+    quantization, remarks = _quantization_beside(path, config_data)
     try:
-        description = described({**data, **quantization}, head, allow_unknown)
+        description = described({**config_data, **quantization}, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     description["notes"] += remarks
-    stated_name = data.get("_name_or_path")
+    stated_name = config_data.get("_name_or_path")
     name = (
         one_line(stated_name)[:LONGEST_NAME]
         if isinstance(stated_name, str) and stated_name
@@ -97,13 +97,15 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
     ]
 
 
-def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
-    """Returns the description of a parsed config: `model` table, config, remarks and number format.
+def described(
+    config_data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False
+) -> dict[str, Any]:
+    """Returns the description of a parsed config: the `model` table, the config, remarks and the number format.
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
-    data, form_remarks = as_config(data)
-    config, remarks = typed(data)
+    config_data, form_remarks = as_config(config_data)
+    config, remarks = typed(config_data)
     remarks = [*form_remarks, *remarks]
     reading = read(config, head)
     if not allow_unknown:
@@ -118,7 +120,7 @@ def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unkno
         "config": dict(config),
         "notes": [one_line(remark_text) for remark_text in remarks],
     }
-    dtype = data.get("dtype") or data.get("torch_dtype")
+    dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
         description["dtype"] = dtype
     return description

@@ -1,4 +1,4 @@
-"""The output head that a config's `architectures` names."""
+"""The output head of the class that a config's `architectures` names."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ heads.
 """
 
 
-def architecture_of(data: Mapping[str, Any]) -> str:
+def architecture_of(config_data: Mapping[str, Any]) -> str:
     """Returns the name of the class that saved a config; empty if the config has none."""
-    names = data.get("architectures")
+    names = config_data.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
-def head_of(data: Mapping[str, Any]) -> HeadKind:
+def head_of(config_data: Mapping[str, Any]) -> HeadKind:
     """Returns the output head that `architectures` names; a language-model head if it names none."""
-    name = architecture_of(data)
+    name = architecture_of(config_data)
     return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")

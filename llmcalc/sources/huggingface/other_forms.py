@@ -48,59 +48,63 @@ MLC = frozenset(
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
 
-def as_config(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
 
     Raises `InputError` for a field of that form with a value that has no such config.
     """
-    if isinstance(data.get("model_config"), dict) and isinstance(data.get("model_type"), str):
-        return _read_mlc(data)
-    names = frozenset(data)
+    if isinstance(arguments.get("model_config"), dict) and isinstance(arguments.get("model_type"), str):
+        return _read_mlc(arguments)
+    names = frozenset(arguments)
     if "model_type" in names or "architectures" in names:
-        return data, []
+        return arguments, []
     if {"dim", "n_layers", "n_heads", "hidden_dim"} <= names <= MISTRAL:
-        return _read_mistral(data)
+        return _read_mistral(arguments)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= names <= META:
-        return _read_meta(data)
+        return _read_meta(arguments)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= names <= NANOGPT:
-        return _read_nanogpt(data)
+        return _read_nanogpt(arguments)
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
-        return _read_nanochat(data)
+        return _read_nanochat(arguments)
     if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= names <= MAMBA:
-        return _read_mamba(data)
-    return data, []
+        return _read_mamba(arguments)
+    return arguments, []
 
 
-def _positive_size(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
+def _positive_size(arguments: Mapping[str, Any], name: str) -> int:
+    value = arguments.get(name)
     if not is_whole(value) or not 0 < value <= LARGEST:
         raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
     return value
 
 
-def _read_meta(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
-    width, multiple = _positive_size(data, "dim"), _positive_size({"multiple_of": 256, **data}, "multiple_of")
-    factor = data.get("ffn_dim_multiplier")
+    width, multiple = _positive_size(arguments, "dim"), _positive_size({"multiple_of": 256, **arguments}, "multiple_of")
+    factor = arguments.get("ffn_dim_multiplier")
     if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(factor)}; expected a number above 0, up to 100")
     ffn = 4 * width * 2 // 3
     ffn = ffn if factor is None else int(factor * ffn)
     config = {
-        **_shared_fields(data),
+        **_shared_fields(arguments),
         "model_type": "llama",
         "intermediate_size": multiple * ceil(ffn / multiple),
     }
     return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
 
 
-def _read_mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Mistral's `params.json`, with experts if it has a table `moe`."""
-    config = {**_shared_fields(data), "model_type": "mistral", "intermediate_size": _positive_size(data, "hidden_dim")}
+    config = {
+        **_shared_fields(arguments),
+        "model_type": "mistral",
+        "intermediate_size": _positive_size(arguments, "hidden_dim"),
+    }
     config["sliding_window"] = None
-    if data.get("head_dim") is not None:
-        config["head_dim"] = _positive_size(data, "head_dim")
-    experts = data.get("moe")
+    if arguments.get("head_dim") is not None:
+        config["head_dim"] = _positive_size(arguments, "head_dim")
+    experts = arguments.get("moe")
     if experts is not None:
         if not isinstance(experts, dict):
             raise InputError(f"moe: {shown(experts)}; expected a table of fields")
@@ -112,80 +116,85 @@ def _read_mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
 
 
-def _shared_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that both kinds of `params.json` share."""
-    heads = _positive_size(data, "n_heads")
+    heads = _positive_size(arguments, "n_heads")
     config: dict[str, Any] = {
-        "hidden_size": _positive_size(data, "dim"),
-        "num_hidden_layers": _positive_size(data, "n_layers"),
+        "hidden_size": _positive_size(arguments, "dim"),
+        "num_hidden_layers": _positive_size(arguments, "n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size({"n_kv_heads": heads, **data}, "n_kv_heads"),
-        "vocab_size": _positive_size(data, "vocab_size"),
+        "num_key_value_heads": _positive_size({"n_kv_heads": heads, **arguments}, "n_kv_heads"),
+        "vocab_size": _positive_size(arguments, "vocab_size"),
         "tie_word_embeddings": False,
     }
     other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
-    return config | {name: data[field] for name, field in other_names.items() if data.get(field) is not None}
+    return config | {name: arguments[field] for name, field in other_names.items() if arguments.get(field) is not None}
 
 
-def _read_nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_nanogpt(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads nanoGPT's arguments as GPT-2's config; its linear layers have biases by default."""
-    if data.get("bias", True) is not True:
+    if arguments.get("bias", True) is not True:
         raise InputError(
-            f"bias: {shown(data['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
+            f"bias: {shown(arguments['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
             "llmcalc convert writes that of the config with bias true, in which each bias is a field"
         )
-    sizes = {name: _positive_size(data, name) for name in ("n_layer", "n_head", "n_embd")}
-    vocab = _positive_size({"vocab_size": 50304, **data}, "vocab_size")
-    config = {"model_type": "gpt2", **sizes, "n_positions": _positive_size(data, "block_size"), "vocab_size": vocab}
+    model_sizes = {name: _positive_size(arguments, name) for name in ("n_layer", "n_head", "n_embd")}
+    vocab = _positive_size({"vocab_size": 50304, **arguments}, "vocab_size")
+    config = {
+        "model_type": "gpt2",
+        **model_sizes,
+        "n_positions": _positive_size(arguments, "block_size"),
+        "vocab_size": vocab,
+    }
     return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
 
 
-def _read_nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of nanochat's first versions."""
-    width = _positive_size(data, "n_embd")
-    length = data.get("sequence_len", data.get("sequence_length"))
+    width = _positive_size(arguments, "n_embd")
+    length = arguments.get("sequence_len", arguments.get("sequence_length"))
     config = {
         "model_type": "nanochat",
         "hidden_size": width,
         "intermediate_size": 4 * width,
-        "num_hidden_layers": _positive_size(data, "n_layer"),
-        "num_attention_heads": _positive_size(data, "n_head"),
-        "num_key_value_heads": _positive_size(data, "n_kv_head"),
-        "vocab_size": _positive_size({"vocab_size": 50304, **data}, "vocab_size"),
+        "num_hidden_layers": _positive_size(arguments, "n_layer"),
+        "num_attention_heads": _positive_size(arguments, "n_head"),
+        "num_key_value_heads": _positive_size(arguments, "n_kv_head"),
+        "vocab_size": _positive_size({"vocab_size": 50304, **arguments}, "vocab_size"),
         **({} if length is None else {"max_position_embeddings": length}),
     }
     return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
 
 
-def _read_mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of mamba_ssm, the first format of Mamba's checkpoints, which pad the vocabulary.
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
-    ssm = data["ssm_cfg"]
+    ssm = arguments["ssm_cfg"]
     if not isinstance(ssm, dict):
         raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
     for name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
-        if data.get(name):
-            raise InputError(f"{name}: {shown(data[name])}; expected none: only models of Mamba's layers are read")
+        if arguments.get(name):
+            raise InputError(f"{name}: {shown(arguments[name])}; expected none: only models of Mamba's layers are read")
     for name in ("rms_norm", "tie_embeddings"):
-        if data.get(name, True) is not True:
-            raise InputError(f"{name}: {shown(data[name])}; expected true, as in the published models")
-    layer, width = ssm.get("layer", "Mamba1"), _positive_size(data, "d_model")
+        if arguments.get(name, True) is not True:
+            raise InputError(f"{name}: {shown(arguments[name])}; expected true, as in the published models")
+    layer, width = ssm.get("layer", "Mamba1"), _positive_size(arguments, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     multiple, vocab = (
-        _positive_size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"),
-        _positive_size(data, "vocab_size"),
+        _positive_size({"pad_vocab_size_multiple": 8, **arguments}, "pad_vocab_size_multiple"),
+        _positive_size(arguments, "vocab_size"),
     )
     expand = _positive_size({"expand": 2, **ssm}, "expand")
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": multiple * ceil(vocab / multiple),
         "hidden_size": width,
-        "num_hidden_layers": _positive_size(data, "n_layer"),
+        "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "expand": expand,
         "state_size": _positive_size({"d_state": 16 if layer == "Mamba1" else 128, **ssm}, "d_state"),
         "tie_word_embeddings": True,
@@ -201,12 +210,12 @@ def _read_mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
 
 
-def _read_mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
-    fields = {name: value for name, value in data["model_config"].items() if name not in MLC}
+    fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
     theta = fields.pop("position_embedding_base", None)
-    config = {**fields, "model_type": data["model_type"], **({} if theta is None else {"rope_theta": theta})}
-    quantization_name = data.get("quantization")
+    config = {**fields, "model_type": arguments["model_type"], **({} if theta is None else {"rope_theta": theta})}
+    quantization_name = arguments.get("quantization")
     remarks = (
         [f"quantization: MLC's {shown(quantization_name)} is not counted; --quantize counts a scheme"]
         if quantization_name

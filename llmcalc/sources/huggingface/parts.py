@@ -44,7 +44,7 @@ def float32_rmsnorm(eps: float, **fields: Any) -> Table:
 
 
 def offset_rmsnorm(eps: float) -> Table:
-    """Returns Gemma's RMSNorm: its factor is 1 + weight, and it multiplies in float32."""
+    """Returns Gemma's RMSNorm, whose factor is 1 + weight and which multiplies in float32."""
     return float32_rmsnorm(eps, unit_offset=True)
 
 
@@ -210,8 +210,8 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(types: int, tasks: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
-    sizes = {name: size for name, size in table.items() if size is not None}
-    return {"token_types": sizes} if sizes else {}
+    vocab_sizes = {name: vocab_size for name, vocab_size in table.items() if vocab_size is not None}
+    return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
 def pooler(present: bool, scores: int | None = None) -> Table:
@@ -234,7 +234,7 @@ answers by beams.
 
 
 def simple_answers(config: Config) -> Table:
-    """Returns the head of a question-answering class with one linear layer, as a model's field `head`; else nothing.
+    """Returns the head of a question-answering class as a model's field `head`; empty for other classes.
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
@@ -374,18 +374,18 @@ def every_nth_full(depth: int, n: int) -> list[str]:
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 
-def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list.
+def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
+    """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
 
     Raises `InputError` unless the list has one kind per layer, as configuration classes do.
     """
     field_value = config.get(field)
     if field_value is None:
         return default
-    names = [kinds.get(name, "") for name in config.texts(field)]
+    names = [name_of_type.get(name, "") for name in config.texts(field)]
     if "" in names or len(names) != len(default):
         raise config.wrong(
-            field, field_value, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default)
+            field, field_value, f"{len(default)} times {' or '.join(name_of_type)}" + length_hint(names, default)
         )
     return names
 
@@ -395,13 +395,13 @@ def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> 
     return "" if len(values) == len(expected_values) else f" (the list has {len(values)})"
 
 
-def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:
+def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: int) -> None:
     """Raises `InputError` if a layer that shares keys and values has no earlier layer of its kind.
 
     The last `num_kv_shared_layers` layers share.
     """
-    first_shared = len(kinds) - shared_layers
-    missing_kinds = {*kinds[max(first_shared, 0) :]} - {*kinds[: max(first_shared, 0)]}
+    first_shared = len(layer_kinds) - shared_layers
+    missing_kinds = {*layer_kinds[max(first_shared, 0) :]} - {*layer_kinds[: max(first_shared, 0)]}
     if missing_kinds:
         raise config.wrong(
             "num_kv_shared_layers",
@@ -422,11 +422,11 @@ def sliding_stack(
     window, names = config.maybe("sliding_window"), listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     if window is None or ("sliding" not in names and not full_fields):
         return {}
-    kinds: Table = {
+    layer_kinds: Table = {
         "full": {"attention": full_fields or {}},
         "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
     }
-    return {"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    return {"variants": {name: layer_kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
 
 
 def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:
@@ -469,19 +469,20 @@ def uncounted_prediction(config: Config) -> None:
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
-    """Returns the stack fields of layers that vary along several axes.
+    """Returns the stack fields of layers that vary in several ways, such as attention and network.
 
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
+    varying_axes = [(names, layer_kinds) for names, layer_kinds in axes if any(layer_kinds[name] for name in names)]
     if not varying_axes:
         return {}
     names = ["-".join(kind_names) for kind_names in zip(*(names for names, _ in varying_axes), strict=True)]
     variants: Table = {}
     for i, name in enumerate(names):
         variants.setdefault(
-            name, {field: change for axis, kinds in varying_axes for field, change in kinds[axis[i]].items()}
+            name,
+            {field: change for axis, layer_kinds in varying_axes for field, change in layer_kinds[axis[i]].items()},
         )
     return {"variants": variants, **layer_pattern(names)}
 
@@ -495,14 +496,14 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
     }
 
 
-def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
+def stack_of_kinds(layer_tables: dict[str, Table], names: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each a complete table of a layer.
 
     `names` is the kind of each layer.
 
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {name: kinds[name] for name in dict.fromkeys(names)}
+    used_kinds = {name: layer_tables[name] for name in dict.fromkeys(names)}
     for block in used_kinds.values():
         if all(overlaid(block, layer) == layer for layer in used_kinds.values()):
             changes = {
@@ -513,7 +514,7 @@ def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
 
 
 def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
-    """Returns the stack fields of layers, each a name and its changed fields.
+    """Returns the stack fields of layers that differ from a common layer in some fields.
 
     Layers with equal changes are of one kind.
     """
@@ -521,14 +522,14 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     variants: Table = {}
     kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for i, (label, changes) in enumerate(layers):
-        kind = kind_of_changes.get(repr(changes))
-        if kind is None:
-            kind = kind_of_changes[repr(changes)] = label if label not in variants else f"{label}_{i}"
-            variants[kind] = changes
+        variant_name = kind_of_changes.get(repr(changes))
+        if variant_name is None:
+            variant_name = kind_of_changes[repr(changes)] = label if label not in variants else f"{label}_{i}"
+            variants[variant_name] = changes
             if len(variants) > MOST_KINDS:
                 raise InputError(
                     f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
                     "that are more alike"
                 )
-        names.append(kind)
+        names.append(variant_name)
     return {"variants": variants, **layer_pattern(names)}

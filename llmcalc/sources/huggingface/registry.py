@@ -73,21 +73,21 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 
 @cache
 def classes() -> dict[str, list[str]]:
-    """Returns model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
+    """Returns the `transformers` classes of each model type, as listed by `python -m tests.sources.test_classes`."""
     classes_by_type: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
     return classes_by_type
 
 
 @cache
 def bases() -> dict[str, list[str]]:
-    """Returns model type → `base_model_prefix` of its classes, if the prefix is not `model`."""
+    """Returns the `base_model_prefix` of each model type's classes, if the prefix is not `model`."""
     prefixes: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
     return prefixes
 
 
 @cache
 def other_names() -> dict[str, dict[str, str]]:
-    """Returns model type → `attribute_map` of its configuration class."""
+    """Returns the `attribute_map` of each model type's configuration class."""
     names_by_type: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
     return names_by_type
 
@@ -127,85 +127,93 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
-def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
+def config_of(config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
     """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
-    aliases = {**other_names().get(kind, {}), **family.aliases}
-    return Config(data, family.defaults, kind, head, location, aliases, family.unread)
+    aliases = {**other_names().get(model_type, {}), **family.aliases}
+    return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread)
 
 
 def kind_of_class(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((kind for kind, names in classes().items() if name in names), "")
+    return next((model_type for model_type, names in classes().items() if name in names), "")
 
 
-def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Returns the config with its model type, and remarks; a missing model type is found by the class name.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    data, draft_notes = as_draft(data)
-    name, model_type = architecture_of(data), data.get("model_type")
+    config_data, draft_notes = as_draft(config_data)
+    name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
-        return data, draft_notes
-    code_kind = _kind_of_code(data, name)
+        return config_data, draft_notes
+    code_kind = _type_of_repository_code(config_data, name)
     if code_kind:
-        return {**data, "model_type": code_kind}, []
+        return {**config_data, "model_type": code_kind}, []
     kind = kind_of_class(name) if name else ""
     if not kind:
-        return data, []
+        return config_data, []
     if model_type is None or model_type == "":
-        return {**data, "model_type": kind}, [
+        return {**config_data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
         ]
     if isinstance(model_type, str) and model_type != kind and model_type in family_of(kind).published_as:
-        return {**data, "model_type": kind}, [
+        return {**config_data, "model_type": kind}, [
             f"model_type: '{model_type}'; read as '{kind}', for architectures names {name}"
         ]
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(data, usual_name(model_type), kind)
+        and _reads_differently(config_data, usual_name(model_type), kind)
     ):
         raise InputError(
             f"architectures: {name} is a class of '{kind}', but model_type says '{model_type}', and these are two "
             "models; expected fields that name one"
         )
-    return data, []
+    return config_data, []
 
 
-def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
+def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
 
     name: the name of the class.
     """
-    if "text_config" in data:
+    if "text_config" in config_data:
         return ""
-    auto_map = data.get("auto_map")
+    auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
-    kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
-    return next(kinds, "") or _kind_of_fields(data)
+    kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
+    return next(kinds, "") or _type_of_code_fields(config_data)
 
 
-def _kind_of_fields(data: Mapping[str, Any]) -> str:
+def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
     return next(
-        (kind for (stated, field), kind in CODE_FIELDS.items() if data.get("model_type") == stated and data.get(field)),
+        (
+            model_type
+            for (stated, field), model_type in CODE_FIELDS.items()
+            if config_data.get("model_type") == stated and config_data.get(field)
+        ),
         "",
     )
 
 
-def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
-    """Whether the class's model type would read a config as another model than the stated type does.
+def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
+    """Whether the model type of the config's class would read the config as another model than the stated type.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    families = (family_of(stated_type), family_of(kind))
+    families = (family_of(stated_type), family_of(model_type))
     reads_any_class = stated_type not in classes() or not families[0].alone
-    if reads_any_class or FILE_OF[stated_type] == FILE_OF[kind] or any(family.read is None for family in families):
+    if (
+        reads_any_class
+        or FILE_OF[stated_type] == FILE_OF[model_type]
+        or any(family.read is None for family in families)
+    ):
         return False
     try:
-        return read_config(data)[0] != read_config({**data, "model_type": kind})[0]
+        return read_config(config_data)[0] != read_config({**config_data, "model_type": model_type})[0]
     except InputError:
         return False
 
@@ -216,7 +224,7 @@ def model_types() -> list[str]:
 
 
 @cache
-def _find_new() -> None:
+def _add_unlisted_families() -> None:
     """Adds the families of files that `FILES` does not list yet."""
     for file in family_files():
         if file not in FILES:
@@ -238,7 +246,7 @@ def family_files() -> list[str]:
 
 @cache
 def families_in(file: str) -> Mapping[str, Family]:
-    """Returns model type → its record, for a file in `families`."""
+    """Returns the records of a file in `families` by model type."""
     families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
     return families
 
@@ -257,10 +265,10 @@ def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | N
     Raises `InputError`, which lists near names, for an unknown model type.
     """
     if model_type not in FILE_OF:
-        _find_new()
+        _add_unlisted_families()
     if model_type not in FILE_OF:
         suggestion = suggest(model_type, model_types())
-        alternative = _without_family({"model_type": model_type} if config is None else config)
+        alternative = _unsupported_type_advice({"model_type": model_type} if config is None else config)
         raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({alternative})")
     return families_in(FILE_OF[model_type])[model_type]
 
@@ -281,16 +289,16 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    kind, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    class_names = classes().get(kind) or unsupported_classes["classes"].get(kind, [])
+    stated_type, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    class_names = classes().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
     if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
-        return kind in unsupported_classes["causal"]
-    return not name and kind in unsupported_classes["language"]
+        return stated_type in unsupported_classes["causal"]
+    return not name and stated_type in unsupported_classes["language"]
 
 
-def _without_family(config: Mapping[str, Any]) -> str:
+def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     """Returns advice, for a message, on what to do with a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
@@ -305,60 +313,64 @@ def _without_family(config: Mapping[str, Any]) -> str:
     return "transformers has no class for it either"
 
 
-def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path to a config's text model, the text model's fields, and its model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
-    kind = data.get("model_type")
-    if not isinstance(kind, str) or not kind:
-        raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
-    kind = usual_name(kind)
-    family = family_of(kind, config=data)
+    model_type = config_data.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(
+            f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type"
+        )
+    model_type = usual_name(model_type)
+    family = family_of(model_type, config=config_data)
     text, name = family.text, family.text_section
     if text is None:
-        return "", data, kind
-    section = data.get(name)
-    if section is None and family.text_id and data.get(family.text_id):
+        return "", config_data, model_type
+    section = config_data.get(name)
+    if section is None and family.text_id and config_data.get(family.text_id):
         raise InputError(
-            f"{family.text_id}: {shown(data[family.text_id])} names the text model, whose sizes are not in this "
+            f"{family.text_id}: {shown(config_data[family.text_id])} names the text model, whose sizes are not in this "
             f"config; expected a {name} with them, or that model's own config"
         )
     if section is None:
-        return "", {**data, "architectures": []} if family.generates else data, text
+        return "", {**config_data, "architectures": []} if family.generates else config_data, text
     if not isinstance(section, dict):
         raise InputError(f"{name}: {shown(section)}; expected a table of fields")
     text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _kind_of_fields(section) or usual_name(text_type)
-    architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
+    text_type = _type_of_code_fields(section) or usual_name(text_type)
+    architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates:
         architectures = {"architectures": []}
     fields = {
         **architectures,
         **family.filled,
         **section,
-        **_tying_field(family, data),
-        **_fields_from_wrapper(family, data),
+        **_tying_field(family, config_data),
+        **_fields_from_wrapper(family, config_data),
     }
     if family.decodes:
-        fields["architectures"] = [causal_class(text_type, f"{name}.", data)]
+        fields["architectures"] = [causal_class(text_type, f"{name}.", config_data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
     return f"{name}.", fields, text_type
 
 
-def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
     """Returns the class that `AutoModelForCausalLM` builds for a model type.
 
     Raises `InputError` for a model type without such a class.
     """
-    family_of(kind, location, config)
-    name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    family_of(model_type, location, config)
+    name = next((name for name in classes().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
     if not name:
-        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected a decoder")
+        raise InputError(
+            f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
+        )
     return name
 
 
@@ -389,12 +401,12 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     return dict.fromkeys(names, tying)
 
 
-def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config does not set weight tying and its class's default differs.
 
     The text model's default counts.
     """
-    family = family_of(kind)
+    family = family_of(model_type)
     default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
     is_stated = any(
         wrapper_config.get(name) is not None
@@ -412,19 +424,19 @@ def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[s
     tied_text, default_text = str(is_tied).lower(), str(default).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
-        f"{kind}'s class takes {default_text}"
+        f"{model_type}'s class takes {default_text}"
     ]
 
 
-def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
+def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; a text model's own class does not."""
-    family, cls = family_of(kind), architecture_of(wrapper_config)
+    family, cls = family_of(model_type), architecture_of(wrapper_config)
     if family.towers:
         return not cls or cls.startswith(family.towers)
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
-def _projected(
+def _wrapped_model(
     wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
@@ -451,49 +463,49 @@ class Reading(NamedTuple):
     from_defaults: dict[str, int]
 
 
-def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
+def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
     """Returns (the `model` table of a native description, remarks for the user); unknown fields are ignored.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    reading = read(data, head)
+    reading = read(config_data, head)
     return reading.model, [*reading.notes, *remark([field.path for field in reading.unknown])]
 
 
-def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
+def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    data, draft_notes = as_draft(data)
-    wrapper_config, (location, data, kind) = data, text_of(data)
-    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
+    config_data, draft_notes = as_draft(config_data)
+    wrapper_config, (location, config_data, model_type) = config_data, text_of(config_data)
+    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
     if family.read is None:
         raise InputError(
-            f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
+            f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
     generates = family_of(wrapper).generates or family_of(wrapper).decodes
     stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
-    config = config_of(data, kind, family, head or stated_head, location)
+    config = config_of(config_data, model_type, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
-    family_records = (family,) if location or wrapper == kind else (family, family_of(wrapper))
+    family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
     }
     sections = (() if location else record.uncounted_encoders for record in family_records)
     config.close(frozenset().union(uncounted_towers, *sections, *(record.ignored for record in family_records)))
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(data[name]))}"
+        f"{name}: {tower_notes.format(shown(config_data[name]))}"
         for name, tower_notes in uncounted_towers.items()
-        if data.get(name)
+        if config_data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     projection = family_of(wrapper).projection
     if projection is not None:
-        wrapper, wrapper_config, size = _projected(wrapper, wrapper_config, *projection)
+        wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
         model["head"] = {"type": "projection", "size": size, "bias": True}
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
@@ -501,4 +513,4 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         towers, tower_notes = read_towers(wrapper, family_of(wrapper), wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
-    return Reading(model, notes, kind, config.unknown, config.from_defaults)
+    return Reading(model, notes, model_type, config.unknown, config.from_defaults)

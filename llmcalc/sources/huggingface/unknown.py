@@ -21,7 +21,7 @@ SIZED_THINGS = frozenset(
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a field's name, without words that mean a count."""
+    """Returns the words of a field's name, without words such as `num` that mean a count."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 
@@ -49,7 +49,7 @@ class Unknown(NamedTuple):
         """
         words = self.path.rpartition(".")[2].lower().split("_")
         if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
-            return len({repr(kind) for kind in self.value}) > 1
+            return len({repr(item) for item in self.value}) > 1
         names_a_size = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return names_a_size and type(self.value) is int and self.value > 0
 
@@ -76,7 +76,11 @@ def remark(paths: Sequence[str]) -> list[str]:
     return [f"unrecognised fields, ignored: {', '.join(paths)}"] if paths else []
 
 
-def remark_on_defaults(sizes: dict[str, int]) -> list[str]:
+def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
     """Returns a remark on sizes that the config leaves to its class; empty if there are none."""
-    listed_sizes = ", ".join(f"{path} = {size:,}" for path, size in sizes.items())
-    return [f"sizes that the config does not give, taken from its class's defaults: {listed_sizes}"] if sizes else []
+    listed_sizes = ", ".join(f"{path} = {size:,}" for path, size in default_sizes.items())
+    return (
+        [f"sizes that the config does not give, taken from its class's defaults: {listed_sizes}"]
+        if default_sizes
+        else []
+    )

@@ -1,4 +1,4 @@
-"""Functions that write config fields from a spec, the inverse of reading.
+"""Functions that write config fields from a model's description, the inverse of reading.
 
 They do not check whether a field applies: a config that does not read back as the same spec is never written.
 """

@@ -13,19 +13,23 @@ Towers = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""
 
 
-def _name_of(act: str) -> str:
+def _section_name(act: str) -> str:
     return WRITTEN_ACTIVATIONS.get(act, act)
 
 
 def _layers(tower: Any) -> Table:
     """Returns the config fields of a vision encoder's layers."""
     block = tower.stack.block
-    sizes = {
+    layer_fields = {
         "hidden_size": tower.hidden_size,
         "intermediate_size": block.feed_forward.intermediate_size,
         "num_hidden_layers": tower.stack.num_hidden_layers,
     }
-    return {**sizes, "num_attention_heads": block.attention.num_attention_heads, "patch_size": tower.patches.patch_size}
+    return {
+        **layer_fields,
+        "num_attention_heads": block.attention.num_attention_heads,
+        "patch_size": tower.patches.patch_size,
+    }
 
 
 def _patches_per_side(tower: Any) -> int:
@@ -40,7 +44,7 @@ def _siglip(tower: Any) -> Table:
     )
     layer_fields = {
         "vision_use_head": tower.pooling is not None,
-        "hidden_act": _name_of(block.feed_forward.hidden_act),
+        "hidden_act": _section_name(block.feed_forward.hidden_act),
         "layer_norm_eps": block.norm.eps,
     }
     return {"model_type": "siglip_vision_model", **_layers(tower), **shape, **layer_fields}
@@ -77,7 +81,7 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
     }
     context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
     flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
-    layer_fields = {"hidden_activation": _name_of(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
+    layer_fields = {"hidden_activation": _section_name(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
     return {"model_type": "gemma4_vision", **_layers(tower), **heads, **context, **flags, **layer_fields}
 
 
@@ -96,7 +100,7 @@ def _gemma4_audio(tower: Any) -> Table:
         "conv_kernel_size": tower.convolution.kernel_size,
     }
     layer_fields = {
-        "hidden_act": _name_of(tower.convolution.hidden_act),
+        "hidden_act": _section_name(tower.convolution.hidden_act),
         "rms_norm_eps": tower.norm.eps,
         "use_clipped_linears": tower.clamps > 0,
     }

@@ -43,9 +43,9 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
-    for kind, family in _possible_families(facts):
-        for name in class_names(kind, spec):
-            config = wrapped(_candidate_config(kind, family, name, facts), spec)
+    for model_type, family in _possible_families(facts):
+        for name in class_names(model_type, spec):
+            config = wrapped(_candidate_config(model_type, family, name, facts), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
@@ -76,45 +76,45 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
     return _nearest_text(nearest_config)
 
 
-def _possible_families(facts: Facts) -> Iterator[tuple[str, Family]]:
+def _possible_families(model_facts: Facts) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
-    for kind in FILE_OF:
-        family = family_of(kind)
+    for model_type in FILE_OF:
+        family = family_of(model_type)
         if family.read is None or family.like is not None or family.code or not family.alone:
             continue
-        if _is_likely(family, facts):
-            yield kind, family
+        if _is_likely(family, model_facts):
+            yield model_type, family
         else:
-            unlikely.append((kind, family))
+            unlikely.append((model_type, family))
     yield from unlikely
 
 
-def _is_likely(family: Family, facts: Facts) -> bool:
+def _is_likely(family: Family, model_facts: Facts) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     names = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
-    return ("num_experts" in names) == bool(facts.with_experts()) and (
+    return ("num_experts" in names) == bool(model_facts.with_experts()) and (
         not default_activations
-        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(facts)
+        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(model_facts)
     )
 
 
-def _activation_of(facts: Facts) -> str | None:
+def _activation_of(model_facts: Facts) -> str | None:
     try:
-        act: str = FIELDS["hidden_act"](facts)
+        act: str = FIELDS["hidden_act"](model_facts)
     except NOT_THERE:
         return None
     return ACTIVATIONS.get(act, act)
 
 
-def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, name: str, model_facts: Facts) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
-    config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
-    _fill_fields(config, family, facts, [*family.defaults, *family.writes])
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
+    _fill_fields(config, family, model_facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
-    _fill_fields(config, family, facts, [field for field in ALSO if field in read_fields])
-    return config | _dropout_fields(family, facts.spec)
+    _fill_fields(config, family, model_facts, [field for field in ALSO if field in read_fields])
+    return config | _dropout_fields(family, model_facts.spec)
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
@@ -125,12 +125,12 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
 
 
-def _fill_fields(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
-    """Sets each field that has a value in the spec, except a null that is the class's default."""
+def _fill_fields(config: dict[str, Any], family: Family, model_facts: Facts, fields: list[str]) -> None:
+    """Sets each config field that has a value in the model, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value_of_field(family, field, facts)
+            value = _value_of_field(family, field, model_facts)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
@@ -139,7 +139,7 @@ def _fill_fields(config: dict[str, Any], family: Family, facts: Facts, fields: l
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names mean the same activation, in which case the class's own name is kept."""
+    """Whether two names mean the same activation, so that the name in the class's config stays."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -147,28 +147,28 @@ def _same_activation(value: Any, default: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, field: str, facts: Facts) -> Any:
+def _value_of_field(family: Family, field: str, model_facts: Facts) -> Any:
     """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
     names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
     rule = next((family.writes[name] for name in names if name in family.writes), None)
     if callable(rule):
-        return rule(facts)
+        return rule(model_facts)
     for name in (rule, *names):
         if name in FIELDS:
-            return facts.usual(name)
+            return model_facts.usual(name)
     for name in names[:-1]:
         try:
-            return facts.named(name)
+            return model_facts.named(name)
         except Absent:
             continue
-    return facts.named(names[-1])
+    return model_facts.named(names[-1])
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every field that the family's reader reads from a config before it succeeds or fails."""
-    kind, head = config["model_type"], head_of(config)
-    tracked_config = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
+    """Returns every field that a family's reader reads from a config, whether or not it succeeds."""
+    model_type, head = config["model_type"], head_of(config)
+    tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
         family.read(tracked_config)

@@ -18,19 +18,19 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 """Class-name suffixes of decoder-only language models."""
 
 
-def class_names(kind: str, spec: ModelSpec) -> list[str]:
+def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
-    names = classes().get(kind, [])
-    return [name for ending in _class_endings(names, spec) for name in _ending_with(names, ending)]
+    names = classes().get(model_type, [])
+    return [name for ending in _class_endings(names, spec) for name in _classes_ending_with(names, ending)]
 
 
-def wrapper_names(kind: str, without_head: bool) -> list[str]:
+def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without its text model's output head."""
-    names = classes().get(kind, [])
-    return _ending_with(names, "Model") if without_head else _ending_with(names, CONDITIONAL)
+    names = classes().get(model_type, [])
+    return _classes_ending_with(names, "Model") if without_head else _classes_ending_with(names, CONDITIONAL)
 
 
-def _ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
+def _classes_ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
     return [name for name in names if name.endswith(ending)]
 
 
@@ -39,7 +39,7 @@ def _class_endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, .
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
         return [_lm_classes(names, spec)]
-    encoders = tuple(_ending_with(names, "EncoderModel"))
+    encoders = tuple(_classes_ending_with(names, "EncoderModel"))
     if spec.kind == "encoder" and encoders:
         return [encoders]
     return [tuple(name for name in names if head_of({"architectures": [name]}) == "none" and name not in encoders)]
@@ -49,9 +49,13 @@ def _lm_classes(names: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
-    if spec.kind == "encoder" and _ending_with(names, "ForMaskedLM"):
-        return "ForPreTraining" if _ending_with(names, "ForPreTraining") and spec.pooler is not None else "ForMaskedLM"
-    if spec.kind == "encoder" and _ending_with(names, CONDITIONAL):
+    if spec.kind == "encoder" and _classes_ending_with(names, "ForMaskedLM"):
+        return (
+            "ForPreTraining"
+            if _classes_ending_with(names, "ForPreTraining") and spec.pooler is not None
+            else "ForMaskedLM"
+        )
+    if spec.kind == "encoder" and _classes_ending_with(names, CONDITIONAL):
         return ()
     return (
         *CAUSAL,

@@ -43,15 +43,15 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 
 def canonical(spec: ModelSpec) -> dict[str, Any]:
-    """Returns a model as plain values that are equal for equivalent specs."""
+    """Returns a model as plain values, which are equal for equivalent models."""
     table = {
         name: getattr(spec, name)
         for name in ModelSpec.model_fields
         if name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
     table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
-    for side, stack in spec.stacks():
-        table[side] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    for stack_name, stack in spec.stacks():
+        table[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     return {**table, "mtp": _prediction_table(spec, spec.mtp)}
 
 
@@ -82,12 +82,12 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
 
 def weight(difference: Difference) -> int:
     """Returns the number of values that differ; a part that only one spec has counts with all its fields."""
-    return max(_values_of(difference[1]), _values_of(difference[2]))
+    return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _values_of(value: Any) -> int:
+def _field_values(value: Any) -> int:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_values_of, children))
+    return 1 + sum(map(_field_values, children))
 
 
 def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The values of a spec for the fields of a config, by field name.
+"""The values of a model's description from which config fields are written.
 
 Spec fields have the names that most configs use. So a config field is the first value of that name in the spec. The
 properties here are for values with another name in the spec, or values that are calculated.
@@ -26,7 +26,7 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class Facts:
-    """The values of one spec for config fields. A field that the spec does not have raises `Absent`.
+    """The values of one model for config fields. A field for which the model has no value raises `Absent`.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -38,11 +38,11 @@ class Facts:
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of(self, spec: ModelSpec) -> Facts:
-        """Returns the facts of another spec."""
+        """Returns the values of another model with the same functions of fields."""
         return Facts(spec, self.fields)
 
     def usual(self, name: str) -> Any:
-        """Returns the value of the config field of that usual name."""
+        """Returns the value of the config field with the given usual name."""
         return self.fields[name](self)
 
     @cached_property
@@ -52,7 +52,7 @@ class Facts:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Every part of the text model, outer parts before inner ones, layers in the order in which they run."""
+        """Every component of the text model, outer ones before inner ones, layers in the order in which they run."""
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
@@ -66,8 +66,8 @@ class Facts:
         return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
-        """Returns field name → its first value that is not None in any part; None if every part leaves it unset."""
+    def _first_values(self) -> dict[str, Any]:
+        """Returns by field name the first value other than None among the components; None if no component sets it."""
         values: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
@@ -76,17 +76,17 @@ class Facts:
         return values
 
     def named(self, name: str) -> Any:
-        """Returns the first value of a field that is not None in any part; None if every part leaves it unset."""
-        if name not in self._values:
+        """Returns a field's first value other than None among the components; None if no component sets it."""
+        if name not in self._first_values:
             raise Absent
-        return self._values[name]
+        return self._first_values[name]
 
     def find(self, cls: type[Any], *, condition: Any = lambda part: True) -> Any:
-        """Returns the first part of a class that meets the condition."""
+        """Returns the first component of a class that meets the condition."""
         return present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
 
     def typed(self, *types: str) -> Any:
-        """Returns the first part whose `type` is among `types`."""
+        """Returns the first component whose `type` is among `types`."""
         return present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
 
     @property
@@ -105,7 +105,7 @@ class Facts:
     @property
     def sliding(self) -> Any:
         """The first mixer with a window."""
-        return present(next((m for m, window in zip(self.mixers, self.windows, strict=True) if window), None))
+        return present(next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None))
 
     @cached_property
     def mixers(self) -> list[Any]:
@@ -159,7 +159,7 @@ class Facts:
 
     @property
     def position(self) -> Rope:
-        """The rotary position encoding; of a layer without a window if both kinds of layers have it."""
+        """The rotary position encoding; if layers differ, of a layer without a window."""
         positions_by_window = sorted(
             zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None
         )
@@ -174,7 +174,7 @@ class Facts:
 
     @property
     def head_dim(self) -> int:
-        """The size of a query head, of the first layer if layers differ."""
+        """The size of a query head; if layers differ, of the first layer."""
         mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
@@ -199,10 +199,10 @@ class Facts:
 
     def kinds(self, **family_words: str) -> list[str]:
         """Returns the kind of each layer as in `layer_types`. family_words: a family's own names for the kinds."""
-        return [family_words.get(kind, kind) for kind in self._kinds]
+        return [family_words.get(layer_kind, layer_kind) for layer_kind in self._layer_kind_names]
 
     @cached_property
-    def _kinds(self) -> list[str]:
+    def _layer_kind_names(self) -> list[str]:
         return [kind_of(mixer) for mixer in self.mixers]
 
 
@@ -222,7 +222,7 @@ def kind_of(mixer: Any) -> str:
 
 
 def _parts_inside(value: Any) -> Iterator[Part]:
-    """Yields a part and all parts inside it."""
+    """Yields a component and all components inside it."""
     if isinstance(value, Part):
         yield value
         for name in type(value).model_fields:

@@ -21,105 +21,107 @@ from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .facts import Facts
 
 
-def _position_rows(facts: Facts) -> int:
+def _position_rows(model_facts: Facts) -> int:
     """Returns the number of rows of the position embedding, or the context length."""
-    if isinstance(facts.first.position, Learned):
-        return facts.first.position.max_position_embeddings
-    positions: int = present(facts.spec.max_position_embeddings)
+    if isinstance(model_facts.first.position, Learned):
+        return model_facts.first.position.max_position_embeddings
+    positions: int = present(model_facts.spec.max_position_embeddings)
     return positions
 
 
-def _activation_name(facts: Facts) -> str:
+def _activation_name(model_facts: Facts) -> str:
     try:
-        act = facts.network.hidden_act
+        act = model_facts.network.hidden_act
     except Absent:
-        act = facts.named("hidden_act")
+        act = model_facts.named("hidden_act")
     return WRITTEN_ACTIVATIONS.get(act, act)
 
 
-def _kv_heads(facts: Facts) -> int:
+def _kv_heads(model_facts: Facts) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = facts.find(Attention) if any(isinstance(m, Attention) for m in facts.mixers) else None
+    mixer = model_facts.find(Attention) if any(isinstance(m, Attention) for m in model_facts.mixers) else None
     kv_heads = (
-        facts.named("num_key_value_heads")
-        if mixer is None and not _latent_width(facts)
+        model_facts.named("num_key_value_heads")
+        if mixer is None and not _latent_width(model_facts)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = kv_heads or facts.named("num_attention_heads")
+    heads: int = kv_heads or model_facts.named("num_attention_heads")
     return heads
 
 
-def _latent_width(facts: Facts) -> bool:
-    return any(getattr(mixer, "type", "") == "mla" for mixer in facts.mixers)
+def _latent_width(model_facts: Facts) -> bool:
+    return any(getattr(mixer, "type", "") == "mla" for mixer in model_facts.mixers)
 
 
-def _attention_bias(facts: Facts) -> bool:
-    for mixer in facts.mixers:
+def _attention_bias(model_facts: Facts) -> bool:
+    for mixer in model_facts.mixers:
         for name in ("q_bias", "attention_bias"):
             if hasattr(mixer, name):
                 return bool(getattr(mixer, name))
     raise Absent
 
 
-def _mlp_bias(facts: Facts) -> bool:
-    """Returns the bias of the dense FFN; without one, of the shared expert or of the experts."""
+def _mlp_bias(model_facts: Facts) -> bool:
+    """Returns whether the dense FFN has a bias; without a dense FFN, the shared expert or the experts."""
     with suppress(Absent):
-        return facts.dense.up_bias
+        return model_facts.dense.up_bias
     with suppress(Absent):
-        return facts.shared.up_bias
-    return facts.network.up_bias
+        return model_facts.shared.up_bias
+    return model_facts.network.up_bias
 
 
-def _expert_count(facts: Facts) -> int:
-    return facts.moe.num_experts if any(isinstance(n, MoE) for n in facts.networks) else 0
+def _expert_count(model_facts: Facts) -> int:
+    return model_facts.moe.num_experts if any(isinstance(network, MoE) for network in model_facts.networks) else 0
 
 
-def _shared_width(facts: Facts) -> int:
-    return 0 if facts.moe.shared_expert is None else facts.moe.shared_expert.intermediate_size
+def _shared_width(model_facts: Facts) -> int:
+    return 0 if model_facts.moe.shared_expert is None else model_facts.moe.shared_expert.intermediate_size
 
 
-def _shared_experts(facts: Facts) -> int | None:
+def _shared_experts(model_facts: Facts) -> int | None:
     """Returns the width of the shared expert as a multiple of a routed expert's width."""
-    count, remainder = divmod(_shared_width(facts), facts.moe.expert.intermediate_size)
+    expert_count, remainder = divmod(_shared_width(model_facts), model_facts.moe.expert.intermediate_size)
     if remainder:
         raise Absent
-    return count
+    return expert_count
 
 
-def _identity_count(facts: Facts) -> int:
-    return 0 if facts.moe.identity_experts is None else facts.moe.identity_experts.zero_expert_num
+def _identity_count(model_facts: Facts) -> int:
+    return 0 if model_facts.moe.identity_experts is None else model_facts.moe.identity_experts.zero_expert_num
 
 
-def _label_count(facts: Facts) -> int:
-    if isinstance(facts.spec.head, Classifier):
-        return facts.spec.head.num_labels
-    labels: int = present(present(facts.spec.pooler).num_labels)
+def _label_count(model_facts: Facts) -> int:
+    if isinstance(model_facts.spec.head, Classifier):
+        return model_facts.spec.head.num_labels
+    labels: int = present(present(model_facts.spec.pooler).num_labels)
     return labels
 
 
-def _layers_before_window(facts: Facts) -> int | None:
+def _layers_before_window(model_facts: Facts) -> int | None:
     """Returns the number of layers below the first layer with a window."""
-    return next((i for i, window in enumerate(facts.windows) if window is not None), len(facts.layers))
+    return next((i for i, window in enumerate(model_facts.windows) if window is not None), len(model_facts.layers))
 
 
-def _is_bidirectional(facts: Facts) -> bool:
-    if facts.spec.kind == "decoder":
+def _is_bidirectional(model_facts: Facts) -> bool:
+    if model_facts.spec.kind == "decoder":
         raise Absent
     return True
 
 
-def _prediction_modules(facts: Facts) -> int:
-    modules: int = present(facts.spec.mtp).num_nextn_predict_layers
+def _prediction_modules(model_facts: Facts) -> int:
+    modules: int = present(model_facts.spec.mtp).num_nextn_predict_layers
     return modules
 
 
-def _rope_base(facts: Facts) -> float:
-    return facts.position.rope_theta
+def _rope_base(model_facts: Facts) -> float:
+    return model_facts.position.rope_theta
 
 
-def _bucket_count(facts: Facts) -> RelativeBias:
+def _bucket_count(model_facts: Facts) -> RelativeBias:
     bias: RelativeBias = (
-        facts.typed("relative_bias") if facts.first.relative_bias is None else facts.first.relative_bias
+        model_facts.typed("relative_bias")
+        if model_facts.first.relative_bias is None
+        else model_facts.first.relative_bias
     )
     return bias
 

@@ -22,8 +22,8 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
 
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
-    kind = _wrapper_of(config["model_type"]) if spec.towers else ""
-    write = family_of(kind).writes_towers if kind else None
+    model_type = _wrapper_of(config["model_type"]) if spec.towers else ""
+    write = family_of(model_type).writes_towers if model_type else None
     if write is None:
         return config
     try:
@@ -32,11 +32,11 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
         return config
     without_head = config["architectures"][0].endswith("Model")
     text = {k: v for k, v in config.items() if k != "architectures"}
-    class_fields = {"model_type": kind, "architectures": wrapper_names(kind, without_head)[:1]}
+    class_fields = {"model_type": model_type, "architectures": wrapper_names(model_type, without_head)[:1]}
     return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text, **sections}
 
 
 def _wrapper_of(text: str) -> str:
     """Returns the wrapper of a text model's type that has `writes_towers`; both are in the same file."""
-    context = (kind for kind in FILES[FILE_OF[text]] if family_of(kind).text == text)
-    return next((kind for kind in context if family_of(kind).writes_towers is not None), "")
+    wrapper_types = (model_type for model_type in FILES[FILE_OF[text]] if family_of(model_type).text == text)
+    return next((model_type for model_type in wrapper_types if family_of(model_type).writes_towers is not None), "")

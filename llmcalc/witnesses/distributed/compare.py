@@ -38,9 +38,9 @@ def job_for(
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
     """
     require_torch("verify --distributed")
-    count = 2 * layout.pp if microbatches is None else microbatches
+    microbatch_count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
-    job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, count)
+    job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, microbatch_count)
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and job.seq > longest_tokens:
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")

@@ -77,7 +77,7 @@ class Job:
 
     @property
     def training(self) -> Training:
-        """The settings of training."""
+        """The training settings of the job."""
         return Training(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
 
     def text(self) -> str:
@@ -96,7 +96,10 @@ def job_of(text: str) -> Job:
 
 
 def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
-    """Returns quantity → simulated bytes of one rank, as a dispatch mode counts them. meter: counts the bytes."""
+    """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them.
+
+    meter: counts the bytes.
+    """
     meter = meter or Meter()
     run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
@@ -128,7 +131,7 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
         run.update()
         run.zero_grad()
         peaks = {
-            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
         if i == 0:

@@ -46,10 +46,10 @@ def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmc
         try:
             port = _free_port()
             for rank in range(world):
-                processes.append(_start(rank, world, port, [module, str(path)], folder))
-            _wait(processes, time.monotonic() + limit, folder, limit)
+                processes.append(_start_processes(rank, world, port, [module, str(path)], folder))
+            _wait_for_processes(processes, time.monotonic() + limit, folder, limit)
         finally:
-            _end(processes)
+            _end_processes(processes)
         return json.loads(Path(folder, "out.0").read_text())
 
 
@@ -60,7 +60,7 @@ def _free_port() -> int:
         return port
 
 
-def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) -> subprocess.Popen[bytes]:
+def _start_processes(rank: int, world: int, port: int, arguments: list[str], folder: str) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -71,13 +71,13 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
         )
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
-    """Waits for all processes. Raises `InputError` for the first process that fails, and at the timeout."""
+def _wait_for_processes(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
+    """Waits for the end of all processes. Raises `InputError` for the first process that fails, and at the timeout."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                raise InputError(_failure(rank, code, folder))
+                raise InputError(_process_error(rank, code, folder))
         running_ranks = [str(rank) for rank, code in enumerate(codes) if code is None]
         if not running_ranks:
             return
@@ -86,7 +86,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str
         time.sleep(0.02)
 
 
-def _failure(rank: int, code: int, folder: str) -> str:
+def _process_error(rank: int, code: int, folder: str) -> str:
     """Returns the error of a process: its last line of standard error, or the message of its `InputError`."""
     end_reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
@@ -97,7 +97,7 @@ def _failure(rank: int, code: int, folder: str) -> str:
     return f"--distributed: rank {rank} {end_reason}{f': {errors[-1].strip()}' if errors else ''}"
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
             process.kill()

@@ -73,7 +73,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
         heads = getattr(submodule, "kv_heads", mesh.size())
         if heads % mesh.size():
             raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {name}")
-        plan |= _rules(name, submodule)
+        plan |= _parallel_styles(name, submodule)
     for name, _ in module.named_parameters():
         if name.rpartition(".")[0] not in plan:
             raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
@@ -82,8 +82,8 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
         module.lm_head.weight = module.embed_tokens.weight
 
 
-def _rules(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns path → parallel style for a module or its children; empty if another module's rule covers it."""
+def _parallel_styles(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
+    """Returns the tensor-parallel styles by path for a module or its children; empty if another rule covers it."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
         if isinstance(submodule, StageInput):
@@ -129,7 +129,7 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
 
 
 class SharedState:
-    """Wraps the state that layers of the reference share, which FSDP would otherwise copy for each layer."""
+    """Wraps the state that layers of the PyTorch reference share, which FSDP would otherwise copy for each layer."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -52,7 +52,7 @@ WRAPPERS = DTensor, AsyncCollectiveTensor
 
 
 class OnRank(CpuStorageTracker):
-    """Tracks storages of distributed tensors' local parts, and storages that are resized."""
+    """Tracks the storages of distributed tensors' local parts, and storages that are resized."""
 
     def __init__(self) -> None:
         super().__init__(device="cpu")
@@ -99,23 +99,23 @@ class OnRank(CpuStorageTracker):
             return
         super()._follow(tensor, func)
 
-    def _release(self, key: int, size: int) -> None:
-        super()._release(key, self.sizes.pop(key, size))
+    def _release(self, key: int, byte_count: int) -> None:
+        super()._release(key, self.sizes.pop(key, byte_count))
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
         """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
         original_resize = torch.UntypedStorage.resize_
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
             key, old_bytes = storage._cdata, storage.nbytes()
-            out = original_resize(storage, size)
+            out = original_resize(storage, byte_count)
             if key in self.tracked:
-                self.sizes[key] = size
-                self.now += size - old_bytes
+                self.sizes[key] = byte_count
+                self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
                 if self.log is not None:
-                    self.log.append(f"r{size - old_bytes:>12,} {self.now:>12,}")
+                    self.log.append(f"r{byte_count - old_bytes:>12,} {self.now:>12,}")
             return out
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -126,7 +126,7 @@ class OnRank(CpuStorageTracker):
 
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
-    """Waits until every tensor has at most the given number of references."""
+    """Waits until other threads have released tensors: until each has at most the given number of references."""
     limit = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
@@ -154,12 +154,12 @@ def reference(job: Job) -> Any:
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean cross-entropy."""
+    """Returns the mean cross-entropy of the logits."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 def losses_of_one(job: Job) -> list[float]:
-    """Returns the mean loss of every step if a single process runs all micro-batches of all replicas."""
+    """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
     module, ids = reference(job), token_ids(job)
     losses: list[float] = []
     updates = _optimizers(job, module)
@@ -192,18 +192,21 @@ class Rank:
         layout = job.layout
         self.at: Coordinates = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"
-        sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
-        self.mesh: DeviceMesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
+        self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
         self.meshes: dict[str, DeviceMesh] = {
             name: self.mesh[name] for name in names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
-        self.ends: Any | None = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
+        self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
         self.peaks: dict[str, int] = {}
 
     def measured(self) -> tuple[dict[str, int], list[float]]:
-        """Trains. Returns quantity → bytes, and each step's sum of losses if this process computes losses."""
+        """Trains the model.
+
+        Returns bytes by quantity, and each step's sum of losses if this process computes losses.
+        """
         job, mode = self.job, self.mode
         module = reference(job)
         ids = token_ids(job)[self.at.dp]
@@ -245,8 +248,8 @@ class Rank:
         if self.mode.log is not None:
             self.mode.log.append(f"--- {phase}")
 
-    def _ends(self) -> Any:
-        """Returns the process group of the first and the last stage."""
+    def _end_stages_group(self) -> Any:
+        """Returns the process group of the first and the last pipeline stage."""
         layout, own_group = self.job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
@@ -277,7 +280,7 @@ class Rank:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Returns the context of the loss: with tensor parallelism it is computed on divided logits."""
+        """Returns the context manager of the loss: with tensor parallelism it is computed on divided logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def micro_batches(self, ids: Tensor) -> float:
@@ -296,7 +299,7 @@ class Rank:
         return total
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Returns a context without gradient all-reduce, except for the last micro-batch."""
+        """Returns a context manager without gradient all-reduce, except for the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()

@@ -15,28 +15,28 @@ ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_
 """Prefixes of operations that allocate memory for others."""
 
 
-def scratch_of(run: Callable[[], object]) -> dict[str, int]:
-    """Returns kernel or collective → bytes of its largest scratch block.
+def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
+    """Returns the bytes of the largest scratch block by kernel or collective.
 
     torch's profiler records every block, but not the thread of gloo that uses it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
+        run_kernels()
     largest_bytes: dict[str, int] = {}
     blocks: dict[int, tuple[int, Any]] = {}
     for event, enclosing_events in sorted(
         _allocations(profiler), key=lambda enclosing_event: enclosing_event[0].start_time_ns
     ):
-        size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
+        byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         kernel = next(
             (enclosing_event for enclosing_event in reversed(enclosing_events) if _computes(enclosing_event.name)), None
         )
-        if size > 0:
-            blocks[pointer] = size, kernel
+        if byte_count > 0:
+            blocks[pointer] = byte_count, kernel
         elif pointer in blocks:
-            size, maker = blocks.pop(pointer)
+            byte_count, maker = blocks.pop(pointer)
             if maker is not None and kernel is not None and maker.id == kernel.id:
-                largest_bytes[maker.name] = max(largest_bytes.get(maker.name, 0), size)
+                largest_bytes[maker.name] = max(largest_bytes.get(maker.name, 0), byte_count)
     return dict(sorted(largest_bytes.items()))
 
 

@@ -40,12 +40,12 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     gc.freeze()  # imported objects stay: each step collects only its own garbage
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     try:
-        return [_result(job) for job in jobs]
+        return [_result_of_job(job) for job in jobs]
     finally:
         dist.destroy_process_group()
 
 
-def _result(job: Job) -> dict[str, Any]:
+def _result_of_job(job: Job) -> dict[str, Any]:
     result = run(job)
     simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()

@@ -39,7 +39,7 @@ def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _clips(config: Config, merge: int, **fields: bool) -> Table:
-    """Returns how Whisper's processor cuts audio, with `merge` encoder positions per token."""
+    """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
 

@@ -32,21 +32,21 @@ def _llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _one_square(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA's processor resizes an image to one square, or shrinks the image for Pixtral's encoder.
+    """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
     """
     has_class_vector = config.model_type == "clip_vision_model"
     if (wrapper.get("vision_feature_select_strategy") == "default") != has_class_vector:
         return {}
-    size = config.size("image_size")
+    image_size = config.size("image_size")
     if config.model_type == "pixtral":
-        return {"image": {"type": "longest_edge", "size": size}}
-    return {"image": {"type": "fixed", "size": size, "tokens": side(config) ** 2}}
+        return {"image": {"type": "longest_edge", "size": image_size}}
+    return {"image": {"type": "fixed", "size": image_size, "tokens": side(config) ** 2}}
 
 
 def _pinpoints(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing if the config does not state it."""
+    """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
     resolutions = wrapper.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
         return {}
@@ -106,10 +106,10 @@ def _deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
-    merge, size = wrapper.size("scale_factor"), config.size("image_size")
+    merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
     tokens = side(config) ** 2 // merge**2
-    image = {"type": "split", "size": size, "longest_edge": LONGEST_TILES * size, "tokens": max(tokens, 1)}
+    image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     return {"vision_model": {**headless(config), "image": image}, "connector": connector}
 
 
@@ -174,15 +174,15 @@ def internvl(wrapper: Config, config: Config, width: int) -> Table:
 
 def _square_size(config: Config, name: str) -> int:
     """Reads a size that is one number or two equal numbers."""
-    size = config.get(name)
+    image_size = config.get(name)
     if (
-        isinstance(size, list | tuple)
-        and len(size) == 2
-        and size[0] == size[1]
-        and type(size[0]) is int
-        and size[0] > 0
+        isinstance(image_size, list | tuple)
+        and len(image_size) == 2
+        and image_size[0] == image_size[1]
+        and type(image_size[0]) is int
+        and image_size[0] > 0
     ):
-        return size[0]
+        return image_size[0]
     return config.size(name)
 
 

@@ -51,7 +51,7 @@ LLAMA4_TILES = 16
 
 
 def _llama4_image(config: Config, merge: int) -> Table:
-    """Returns how Llama 4's processor cuts an image into tiles."""
+    """Returns Llama 4's rule for cutting an image into tiles."""
     tokens = max(side(config) ** 2 // merge**2, 1)
     return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
 
@@ -125,7 +125,7 @@ def _lfm3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _hunyuan(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide.
+    """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide as the encoder.
 
     Vectors mark the ends of lines and of images.
     """

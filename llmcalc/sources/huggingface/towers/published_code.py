@@ -338,9 +338,9 @@ def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
         "vision_use_head": False,
         **({"image_size": 384} if is_first_version and not wrapper.has("vision_config") else {}),
     }
-    sizes = Config({**config.data, **changed_fields}, config.defaults, config.model_type, where=config.where)
-    tower = siglip(sizes)
-    config.fields_read |= sizes.fields_read
+    resized_config = Config({**config.data, **changed_fields}, config.defaults, config.model_type, where=config.where)
+    tower = siglip(resized_config)
+    config.fields_read |= resized_config.fields_read
     if wrapper.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
         if depth < 2:
@@ -360,16 +360,16 @@ def _qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
     if not 0 < ratio <= 100:
         raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
     config.divided("heads", h, heads)
-    sizes = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
+    resized_config = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
     norm = layernorm(1e-6)
     tower = vit(
-        sizes,
-        biased(sizes, norm, heads="heads", network=mlp(int(h * ratio), "gelu")),
+        resized_config,
+        biased(resized_config, norm, heads="heads", network=mlp(int(h * ratio), "gelu")),
         depth="layers",
         stack={"embedding_norm": norm},
         positions={"rows": QWEN_VL_ROWS},
     )
-    config.fields_read |= sizes.fields_read
+    config.fields_read |= resized_config.fields_read
     maps = _resampler(config, h, width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": maps}
 

@@ -25,7 +25,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 
 def _image(config: Config) -> Table:
-    """Returns how Qwen's processor resizes an image: both sides become multiples of a merged patch's side."""
+    """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
     least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",
@@ -93,8 +93,8 @@ def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 def _windows(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
     merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
-    side = window // merge // patch * merge
-    if side == 0:
+    window_side = window // merge // patch * merge
+    if window_side == 0:
         raise config.wrong("window_size", window, f"{merge * patch} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
@@ -102,7 +102,7 @@ def _windows(config: Config) -> Table:
     names = ["block" if i in full_blocks else "windowed" for i in range(depth)]
     if "windowed" not in names:
         return {}
-    return {"variants": {"windowed": {"attention": {"grid_window": side}}}, **layer_pattern(names)}
+    return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(names)}
 
 
 def _exaone(wrapper: Config, config: Config, width: int) -> Table:

@@ -69,8 +69,8 @@ def biased(
 
 def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
     """Returns a projector. width: its input width. maps: (size, bias, activation) of each linear layer."""
-    steps = [{"size": size, "bias": bias, "hidden_act": act} for size, bias, act in maps]
-    return {"type": "projector", "input_size": width, "maps": steps, **fields}
+    linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
+    return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
 def two_maps(
@@ -85,13 +85,13 @@ def two_maps(
 
 
 def one_layer(wrapper: Config) -> None:
-    """Raises `InputError` if the projector uses the outputs of several encoder layers."""
+    """Raises `InputError` if the projector reads the outputs of several encoder layers."""
     if type(wrapper.get("vision_feature_layer")) is not int:
         raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
 
 def side(config: Config) -> int:
-    """Returns the number of patches along one side of an image of the configured size."""
+    """Returns the number of patches along a side of an image of the configured size."""
     image, patch = config.size("image_size"), config.size("patch_size")
     if image < patch:
         raise config.wrong("image_size", image, f"{patch} or more, which is patch_size")
@@ -99,7 +99,7 @@ def side(config: Config) -> int:
 
 
 def merged_by(ratio: float) -> int:
-    """Returns how many patches per side are merged to reduce their number by `ratio`; 0 if no integer does."""
+    """Returns the number of patches per side that are merged to reduce patches by `ratio`; 0 if it is no integer."""
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0
 

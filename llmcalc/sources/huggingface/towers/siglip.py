@@ -119,11 +119,11 @@ def _gated(wrapper: Config, config: Config, width: int, gated_width: int, **fiel
 
 
 def _aya_tiles(wrapper: Config, config: Config) -> Table:
-    """Returns how Aya Vision's processor cuts an image into tiles, with a mark before each tile and two around all."""
+    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two around all."""
     merge = wrapper.size("downsample_factor")
     tokens = max((side(config) // merge) ** 2, 1)
-    size = config.size("image_size")
-    return {"type": "tiles", "size": size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
+    image_size = config.size("image_size")
+    return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
 
 def _aya(wrapper: Config, config: Config, width: int) -> Table:

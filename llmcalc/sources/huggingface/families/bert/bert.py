@@ -135,12 +135,12 @@ def _albert(config: Config) -> Table:
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if groups * layers_per_group > 1:
         names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(layers_per_group)]
-        kinds = list(dict.fromkeys(names))
+        layer_kinds = list(dict.fromkeys(names))
         stack |= {
-            "variants": {name: {} for name in kinds},
+            "variants": {name: {} for name in layer_kinds},
             "first_layers": names,
             "pattern": names[-1:],
-            "shared_layers": kinds,
+            "shared_layers": layer_kinds,
         }
     pretrains = has_pretraining_head(config)
     pooler_table = pooler(
@@ -154,7 +154,7 @@ def _albert(config: Config) -> Table:
 
 def _fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
-    block = {"attention": {"type": "fourier"}, **_network(config)}
+    block = {"attention": {"type": "fourier"}, **_network_fields(config)}
     width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": width}
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
@@ -218,11 +218,11 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         config.must("position_embedding_type", "absolute")
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network(config, norm)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network_fields(config, norm)}
 
 
-def _network(config: Config, norm: Table | None = None) -> Table:
-    """Returns the fields of a post-norm layer except its attention."""
+def _network_fields(config: Config, norm: Table | None = None) -> Table:
+    """Returns the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
@@ -261,18 +261,18 @@ def bert_head(config: Config, act: str, norm: Table | None = None) -> Table:
 
 
 def bert_score(act: str) -> Table:
-    """Returns a sequence classifier with a linear layer of its own over the first token."""
+    """Returns a sequence classifier with a separate linear layer on the first token's hidden state."""
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
 def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
-    size = config.size("embedding_size")
-    return {"embedding_size": size} if even_if_equal or size != config.size("hidden_size") else {}
+    embedding_width = config.size("embedding_size")
+    return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
 
 
 def input_size(model: Table) -> Table:
-    """Sets the width of the position and segment embeddings and of their norm to the token embedding's width."""
+    """Returns the width of position and segment embeddings and their norm, which equals the token embedding's width."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -304,9 +304,9 @@ OLD = frozenset(
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
 
-def offset(facts: Facts) -> int:
+def offset(model_facts: Facts) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return facts.first.position.offset if isinstance(facts.first.position, Learned) else 0
+    return model_facts.first.position.offset if isinstance(model_facts.first.position, Learned) else 0
 
 
 ROBERTA_WRITES: Writes = {
@@ -315,22 +315,22 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _task_types(facts: Facts) -> int | None:
-    """Returns the number of ERNIE's task types."""
-    types = facts.first.token_types
+def _task_types(model_facts: Facts) -> int | None:
+    """Returns the number of ERNIE's task types; None without task embeddings."""
+    types = model_facts.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
-def _parameter_owners(facts: Facts) -> list[int]:
+def _parameter_owners(model_facts: Facts) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
-    names = facts.first.layer_names()
+    names = model_facts.first.layer_names()
     first_index = {name: names.index(name) for name in dict.fromkeys(names)}
     return [first_index[name] for name in names]
 
 
-def _layers_per_group(facts: Facts) -> int:
+def _layers_per_group(model_facts: Facts) -> int:
     """Returns the number of layers in an ALBERT group, which run one after the other."""
-    owners = _parameter_owners(facts)
+    owners = _parameter_owners(model_facts)
     group_starts = [i for i, owner in enumerate(owners) if owner == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 

@@ -29,13 +29,13 @@ def _blip_text_model(config: Config) -> Table:
     config.must("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
-    source, width = config.size("encoder_hidden_size"), config.size("hidden_size")
+    source_size, width = config.size("encoder_hidden_size"), config.size("hidden_size")
     return _captioner(
         config,
         bert_head(config, bert_act(config)),
         cross_attention=attention,
         idle_cross_attention=True,
-        **({} if source == width else {"idle_source_size": source}),
+        **({} if source_size == width else {"idle_source_size": source_size}),
     )
 
 

@@ -38,7 +38,7 @@ def _convbert(config: Config) -> Table:
         raise config.wrong("conv_kernel_size", kernel, "an odd number: the class adds as many rows as it reads")
     block = {
         "attention": {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
-        "feed_forward": _network(config, hidden),
+        "feed_forward": _grouped_network(config, hidden),
         "norm": layernorm(config.number("layer_norm_eps")),
         "norm_placement": "post",
     }
@@ -47,13 +47,13 @@ def _convbert(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_act(config)), **model)
 
 
-def _network(config: Config, hidden: int) -> Table:
+def _grouped_network(config: Config, hidden: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
     width, groups = config.size("intermediate_size"), config.size("num_groups")
     if groups == 1:
         return mlp(width, bert_act(config))
-    for size in (hidden, width):
-        config.divided("num_groups", size, groups)
+    for input_width in (hidden, width):
+        config.divided("num_groups", input_width, groups)
     act = bert_act(config)
     return {
         "type": "grouped_mlp",

@@ -25,15 +25,15 @@ def _deberta(config: Config) -> Table:
     Only the distances in the sequence are projected.
     """
     config.must("talking_head", None, False)
-    block, span = bert_block(config), _span(config)
+    block, span = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
-    return _model(
+    return _deberta_model(
         config, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None
     )
 
 
 def _deberta_v2(config: Config) -> Table:
-    block, longest_distance = bert_block(config), _span(config)
+    block, longest_distance = bert_block(config), _largest_distance(config)
     if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
         "num_attention_heads"
     ) != config.size("hidden_size"):
@@ -48,12 +48,12 @@ def _deberta_v2(config: Config) -> Table:
         **bin_fields,
         "share_att_key": config.get("share_att_key") is True,
     }
-    return _model(
-        config, block, bin_fields.get("position_buckets", longest_distance), position, norm, _convolution(config)
+    return _deberta_model(
+        config, block, bin_fields.get("position_buckets", longest_distance), position, norm, _side_convolution(config)
     )
 
 
-def _convolution(config: Config) -> Table:
+def _side_convolution(config: Config) -> Table:
     """Returns the convolution in parallel with the first layer, in the larger models of version 2."""
     if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
@@ -66,7 +66,7 @@ def _convolution(config: Config) -> Table:
     return {"side_convolution": {**table, "norm": norm}}
 
 
-def _model(
+def _deberta_model(
     config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
 ) -> Table:
     config.must("embedding_size", None, config.size("hidden_size"))
@@ -80,17 +80,17 @@ def _model(
         raise config.wrong("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
-        kinds = _parts(config, "pos_att_type")
-        if set(kinds) - {"c2p", "p2c"}:
+        position_terms = _parts(config, "pos_att_type")
+        if set(position_terms) - {"c2p", "p2c"}:
             raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
-        if position.get("share_att_key") and len({*kinds}) < 2:
+        if position.get("share_att_key") and len({*position_terms}) < 2:
             raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
-        if kinds or position.get("share_att_key"):
+        if position_terms or position.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
                 **position,
-                "c2p": "c2p" in kinds,
-                "p2c": "p2c" in kinds,
+                "c2p": "c2p" in position_terms,
+                "p2c": "p2c" in position_terms,
             }
     model: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}
@@ -103,7 +103,7 @@ def _model(
     return encoder(config, block, stack, bert_head(config, bert_act(config)), bert_score("gelu"), **model)
 
 
-def _span(config: Config) -> int:
+def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with its own embedding."""
     distance = config.get("max_relative_positions")
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
@@ -160,13 +160,13 @@ IGNORED = OLD | {
 }
 
 
-def _distances(facts: Facts) -> Any:
-    return facts.typed("disentangled")
+def _distances(model_facts: Facts) -> Any:
+    return model_facts.typed("disentangled")
 
 
-def _position_terms(facts: Facts) -> list[str]:
+def _position_terms(model_facts: Facts) -> list[str]:
     try:
-        position = _distances(facts)
+        position = _distances(model_facts)
     except Absent:
         return []
     return [term for term in ("c2p", "p2c") if getattr(position, term)]

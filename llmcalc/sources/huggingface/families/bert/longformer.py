@@ -45,18 +45,18 @@ def _longformer(config: Config) -> Table:
 
 
 def windows(config: Config, depth: int) -> Table:
-    """Returns stack fields for layers that attend to a window of `attention_window` tokens centred on each token.
+    """Returns the stack fields of layers that attend to a window of `attention_window` tokens centred on each token.
 
     The field is one even number, or a list with one for each of the `depth` layers.
     """
-    sizes = config.get("attention_window")
-    sizes = sizes if isinstance(sizes, list | tuple) else [sizes] * depth
-    if len(sizes) != depth or any(not is_whole(size) or size <= 0 or size % 2 for size in sizes):
+    window_sizes = config.get("attention_window")
+    window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
+    if len(window_sizes) != depth or any(not is_whole(window) or window <= 0 or window % 2 for window in window_sizes):
         value = config.get("attention_window")
         raise config.wrong("attention_window", value, f"a positive even number, or a list of {depth} of them")
-    names = [f"window{size}" for size in sizes]
-    kinds = {f"window{size}": {"attention": {"sliding_window": size + 1}} for size in sizes}
-    return {"variants": kinds, **layer_pattern(names)}
+    names = [f"window{window}" for window in window_sizes]
+    variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
+    return {"variants": variants, **layer_pattern(names)}
 
 
 def _in_chunks(op: Op) -> Op:

@@ -79,7 +79,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     """
     norm, depth = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")), config.size("num_hidden_layers")
     global_period = config.size("global_attn_every_n_layers")
-    kinds = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % global_period else "full" for i in range(depth)]
     )
     heads = config.size("num_attention_heads")
@@ -91,7 +91,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "norm": norm,
         "norm_placement": "pre",
     }
-    names = [f"first_{kinds[0]}", *kinds[1:]]
+    names = [f"first_{layer_kinds[0]}", *layer_kinds[1:]]
     changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}
     variants[names[0]] = {**variants[names[0]], "without_norms": ["self_attn_pre_norm"]}
@@ -205,14 +205,14 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
         config.count("type_vocab_size"),
         config.size("num_attention_heads"),
     )
-    size = (
+    head_dim = (
         config.maybe("head_dim")
         or config.size("hidden_size") // heads
         or config.divided("num_attention_heads", config.size("hidden_size"), heads)
     )
     mixer = {
         "num_attention_heads": heads,
-        "head_dim": size,
+        "head_dim": head_dim,
         "position": {"rope_theta": theta, **rope(config)},
         **biases(True, *QKVO),
     }
@@ -310,8 +310,10 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(facts: Facts) -> str:
-    return "bos" if isinstance(facts.spec.head, Classifier) and facts.spec.head.over == "sequence" else "late"
+def _pooling(model_facts: Facts) -> str:
+    return (
+        "bos" if isinstance(model_facts.spec.head, Classifier) and model_facts.spec.head.over == "sequence" else "late"
+    )
 
 
 MODERN_WRITES: Writes = {

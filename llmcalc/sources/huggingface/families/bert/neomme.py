@@ -23,15 +23,18 @@ def _neomme(config: Config) -> Table:
     if heads % kv_heads:
         raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     default = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
-    if "full" not in kinds:
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    if "full" not in layer_kinds:
         raise config.wrong("layer_types", config.get("layer_types"), "at least one full_attention")
-    full_layers = [i for i, kind in enumerate(kinds) if kind == "full"]
-    positions = {"full": _positions(config, "full", 0.25, 1e6), "sliding": _positions(config, "sliding", 1.0, 1e4)}
+    full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
+    positions = {
+        "full": _rotary_positions(config, "full", 0.25, 1e6),
+        "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
+    }
     layers: list[tuple[str, Table]] = []
-    for i, (kind, distance) in enumerate(zip(kinds, _distances(config, kinds), strict=True)):
-        mixer: Table = {"position": positions[kind]}
-        name = kind
+    for i, (layer_kind, distance) in enumerate(zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)):
+        mixer: Table = {"position": positions[layer_kind]}
+        name = layer_kind
         if distance is not None:
             name = f"sliding_{distance}"
             mixer["sliding_window"] = 2 * distance + 1
@@ -68,21 +71,21 @@ def _neomme(config: Config) -> Table:
     return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
 
 
-def _positions(config: Config, kind: str, share: float, theta: float) -> Table:
-    """Returns RoPE of the layers of a kind, whose angles are of rows and of columns in turn."""
-    table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{kind}_attention")}
+def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
+    """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
+    table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, kind=f"{layer_kind}_attention")}
     rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
     if rotated < 4 or rotated % 4:
         raise config.wrong(
             "head_dim",
             config.size("head_dim"),
-            f"a size of which {kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
+            f"a size of which {layer_kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
         )
     return table
 
 
-def _distances(config: Config, kinds: list[str]) -> list[int | None]:
-    """Returns the tokens on each side that each layer attends to; None for all."""
+def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
+    """Returns the number of tokens on each side that each layer attends to; None for all tokens."""
     short = config.maybe("sliding_window")
     is_listed = config.has("per_layer_config")
     table = config.table("per_layer_config") if is_listed else {}
@@ -93,12 +96,12 @@ def _distances(config: Config, kinds: list[str]) -> list[int | None]:
         stated[int(name)] = fields.get("sliding_window", short)
     distances: list[int | None] = []
     sliding = 0
-    for i, kind in enumerate(kinds):
-        is_long = kind == "sliding" and sliding % 2 == 1
-        default = None if kind == "full" else LONG_WINDOW if is_long else short
-        sliding += kind == "sliding"
+    for i, layer_kind in enumerate(layer_kinds):
+        is_long = layer_kind == "sliding" and sliding % 2 == 1
+        default = None if layer_kind == "full" else LONG_WINDOW if is_long else short
+        sliding += layer_kind == "sliding"
         distance = stated.get(i, short) if is_listed else default
-        if (distance is None) != (kind == "full") or (
+        if (distance is None) != (layer_kind == "full") or (
             distance is not None and not (is_whole(distance) and distance > 0)
         ):
             name = "per_layer_config" if is_listed else "sliding_window"

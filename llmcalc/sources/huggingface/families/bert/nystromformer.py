@@ -100,10 +100,10 @@ def _kernel(field: str) -> Writes:
     }
 
 
-def _blocks_per_row(facts: Facts) -> int:
-    """Returns the number of MRA's exact blocks for each block of the longest sequence."""
-    rows: int = max(1, present(facts.first.position).max_position_embeddings // MRA_BLOCK)
-    blocks: int = facts.first.block.attention.blocks
+def _blocks_per_row(model_facts: Facts) -> int:
+    """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
+    rows: int = max(1, present(model_facts.first.position).max_position_embeddings // MRA_BLOCK)
+    blocks: int = model_facts.first.block.attention.blocks
     return -(-blocks // rows)
 
 

@@ -24,10 +24,10 @@ def _squeezebert(config: Config) -> Table:
     config.must("embedding_size", hidden)
     config.divided("num_attention_heads", hidden, heads)
     groups = {name: config.size(name) for name in GROUPS}
-    for name, number in groups.items():
-        config.divided(name, hidden, number)
+    for name, group_count in groups.items():
+        config.divided(name, hidden, group_count)
         if name in ("intermediate_groups", "output_groups"):
-            config.divided(name, width, number)
+            config.divided(name, width, group_count)
     block = {
         "attention": {
             "type": "grouped_projections",

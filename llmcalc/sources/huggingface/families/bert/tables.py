@@ -38,13 +38,13 @@ def _layoutlm(config: Config) -> Table:
 
 def _tapas(config: Config) -> Table:
     """Reads TAPAS. Its question-answering class scores cells and columns, and an aggregation of the pooled vector."""
-    sizes = config.sizes("type_vocab_sizes")
-    if not 1 <= len(sizes) <= 64 or 0 in sizes:
-        raise config.wrong("type_vocab_sizes", sizes, "from 1 to 64 positive whole numbers")
+    vocab_sizes = config.sizes("type_vocab_sizes")
+    if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
+        raise config.wrong("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
     answers = architecture(config).endswith(OF_ANSWERS)
     aggregations = config.count("num_aggregation_labels") if answers else 0
     pools = config.head == "none" or scores_sequences(config) or answers
-    table = _with_tables(config, {"other_vocab_sizes": sizes}, **pooler(pools, aggregations or None))
+    table = _with_tables(config, {"other_vocab_sizes": vocab_sizes}, **pooler(pools, aggregations or None))
     if answers:  # cells and columns
         table["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return table

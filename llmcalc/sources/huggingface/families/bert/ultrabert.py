@@ -35,7 +35,7 @@ def _ultrabert(config: Config) -> Table:
         position=rope(config, kind="full_attention"),
         **biases(config.flag("attention_bias"), *QKVO),
     )
-    kinds, window = _layers(config, depth)
+    layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
     block = {
         "attention": mixer,
@@ -44,9 +44,9 @@ def _ultrabert(config: Config) -> Table:
         "norm_placement": "pre",
     }
     variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
-    used_variants = {name: variants[name] for name in dict.fromkeys(kinds)}
+    used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
     stack = bidirectional(
-        {"block": block, "variants": used_variants, **layer_pattern(kinds)}, lambda distance: distance
+        {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
     head = {
         "transform": {
@@ -59,16 +59,16 @@ def _ultrabert(config: Config) -> Table:
     return encoder(config, block, {**stack, "final_norm": norm}, head, {}, answers=2)
 
 
-def _layers(config: Config, depth: int) -> tuple[list[str], int]:
-    """Returns the kind of each layer, and the distance of layers with a window, from either form of the config."""
-    kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
+def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
+    """Returns the kind of each layer and the distance that window layers see, from either form of the config."""
+    layer_kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
         windows = config.sizes("attention_windows")
         if len(windows) != depth:
             raise config.wrong("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
-        kinds = ["sliding" if window else "full" for window in windows]
+        layer_kinds = ["sliding" if window else "full" for window in windows]
         distance = next((window for window in windows if window), distance)
-    return listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds), distance
+    return listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds), distance
 
 
 FAMILIES = {

@@ -46,13 +46,13 @@ def _xlm(config: Config, placement: str = "post") -> Table:
         "embedding_norm": norm,
         **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
     }
-    table = encoder(config, block, stack, {"bias": True}, _summary(config), **simple_answers(config))
+    table = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
     if config.flag("causal"):
         table["decoder"] = table.pop("encoder")
     return table
 
 
-def _summary(config: Config) -> Table | None:
+def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
     if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
         return None

@@ -33,10 +33,10 @@ def _xlnet(config: Config) -> Table:
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
     network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary(config), **model)
+    return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model)
 
 
-def _summary(config: Config) -> Table:
+def _summary_classifier(config: Config) -> Table:
     """Returns a classifier of one token, with an optional linear layer before it."""
     if (
         not scores_sequences(config)

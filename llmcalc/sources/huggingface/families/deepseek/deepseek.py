@@ -15,7 +15,7 @@ from ...writes import PARTIAL_ROTARY, Writes
 
 
 def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
-    """Returns latent attention under DeepSeek's field names. value: default of v_head_dim; None to require it."""
+    """Returns latent attention from DeepSeek's config fields. value: default of v_head_dim; None to require it."""
     return {
         "type": "mla",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -33,7 +33,7 @@ def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
 def routed(
     config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
 ) -> Table:
-    """Returns DeepSeek's experts, with the shared experts as one FFN of their total width.
+    """Returns DeepSeek's mixture of experts, with the shared experts as one FFN of their total width.
 
     other_names: other names that the class accepts for n_routed_experts.
     """
@@ -63,10 +63,13 @@ def deepseek(
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
     config.must("moe_layer_freq", 1)
-    norm, kinds = rmsnorm(config.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    norm, layer_kinds = (
+        rmsnorm(config.number("rms_norm_eps")),
+        {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
+    )
     network = glu(config, mlp_bias) if "dense" in names else experts
     block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)), **prediction(config))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
 
 
 def _deepseek_v2(config: Config) -> Table:

@@ -13,7 +13,7 @@ from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
 from .deepseek import ROUTING, deepseek, routed
 
 
-def _experts(config: Config, names: list[str]) -> Table:
+def _routed_experts(config: Config, names: list[str]) -> Table:
     bias = config.flag("mlp_bias")
     config.size("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
@@ -21,7 +21,7 @@ def _experts(config: Config, names: list[str]) -> Table:
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
-    return _experts(
+    return _routed_experts(
         config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * config.size("num_hidden_layers"))
     )
 
@@ -33,16 +33,16 @@ def _unlimited_ocr_text(config: Config) -> Table:
     """
     depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     window = config.size("sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is not None and len(config.texts("layer_types")) != depth:
-        raise config.wrong("layer_types", kinds, f"{depth} names, one for each layer")
-    if kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
+    layer_kinds = config.get("layer_types")
+    if layer_kinds is not None and len(config.texts("layer_types")) != depth:
+        raise config.wrong("layer_types", layer_kinds, f"{depth} names, one for each layer")
+    if layer_kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
     default = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    return _experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
+    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
 
 
 COMMON: dict[str, Any] = {

@@ -40,9 +40,9 @@ def _deepseek_v4(config: Config) -> Table:
         "position": position,
     }
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    rates = _rates(config)
-    kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
-    kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
+    rates = _compression_rates(config)
+    variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
+    variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
     biased_network = glu(config, config.flag("mlp_bias"), width)
     scoring = _scoring(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
@@ -61,7 +61,7 @@ def _deepseek_v4(config: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": config.size("hc_mult"),
         "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = combined_kinds((_attention_kinds(config, depth), kinds), (_routing(config, depth), networks))
+    stack = combined_kinds((_attention_kinds(config, depth), variants), (_routing_kinds(config, depth), networks))
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
     )
@@ -76,12 +76,15 @@ def _rotary_dims(config: Config) -> int:
     )
 
 
-def _rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry, by kind of layer; two older field names replace the table's values."""
+def _compression_rates(config: Config) -> dict[str, int]:
+    """Returns the tokens per compressed entry by kind of layer; two older config fields override the table's values."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
-    return {kind: config.size(name) if config.has(name) else rates.size(kind) for kind, name in older_names.items()}
+    return {
+        layer_kind: config.size(name) if config.has(name) else rates.size(layer_kind)
+        for layer_kind, name in older_names.items()
+    }
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
@@ -98,7 +101,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", KINDS, default)
 
 
-def _routing(config: Config, depth: int) -> list[str]:
+def _routing_kinds(config: Config, depth: int) -> list[str]:
     """Returns the kind of routing of each layer: by a hash of the token or by a router."""
     hash_layers = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
     return listed_kinds(
@@ -144,19 +147,20 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _compressed(facts: Facts) -> list[str]:
+def _written_layer_types(model_facts: Facts) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
-    kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
-        kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in facts.mixers
+        type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
+        for mixer in model_facts.mixers
     ]
 
 
-def _rates_by_kind(facts: Facts) -> dict[str, int]:
-    """Returns kind of layer with compressed entries → tokens per compressed entry."""
-    kinds = zip(_compressed(facts), facts.mixers, strict=True)
+def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
+    """Returns the tokens per compressed entry for each kind of layer with such entries."""
+    kinds_and_mixers = zip(_written_layer_types(model_facts), model_facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
-        kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
+        layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None
     }
 
 
@@ -193,7 +197,7 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         writes={
-            "layer_types": _compressed,
+            "layer_types": _written_layer_types,
             "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
             "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
             "compress_rates": _rates_by_kind,

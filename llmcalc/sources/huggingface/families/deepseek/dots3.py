@@ -43,19 +43,21 @@ def _dots3_note_text(config: Config) -> Table:
         glu(config, width=shared_width * config.size("n_shared_experts")),
         **SIGMOID,
     )
-    kinds: Table = {
+    layer_tables: Table = {
         "full": {},
         "indexed": {"attention": {"indexer": indexer}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
     }
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_ranges(config, depth), kinds), (_networks(config, depth), network_kinds))
+    stack = combined_kinds(
+        (_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), network_kinds)
+    )
     return decoder(config, block, norm, stack=stack)
 
 
-def _ranges(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer selects tokens (`indexed`), has a window or attends to all tokens."""
+def _attention_kinds(config: Config, depth: int) -> list[str]:
+    """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
     selects = config.get("use_dsa")
     full_kind = "full" if selects is False else "indexed"
     windows = config.flag("use_sliding_window")
@@ -66,14 +68,14 @@ def _ranges(config: Config, depth: int) -> list[str]:
     return [name if name == "sliding" else full_kind for name in names]
 
 
-def _networks(config: Config, depth: int) -> list[str]:
+def _network_kinds(config: Config, depth: int) -> list[str]:
     """Returns the kind of each layer's network; `moe_layer_freq` is an interval, or has a number for every layer."""
     first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
-    chosen = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
-    if chosen is not None and len(chosen) < depth:
+    expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
+    if expert_flags is not None and len(expert_flags) < depth:
         raise config.wrong("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
-    period = config.size("moe_layer_freq") if chosen is None else 1
-    has_experts = [bool(chosen[i]) if chosen is not None else i % period == 0 for i in range(depth)]
+    period = config.size("moe_layer_freq") if expert_flags is None else 1
+    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
     default = ["moe" if i >= first_moe and has_experts[i] else "dense" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
 
@@ -90,11 +92,11 @@ def _window_sizes(config: Config) -> Table:
         first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
         section = Config(first_fields, {}, config.model_type, where=f"{config.where}per_layer_config.")
         return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
-    sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
+    latent_sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
     rotary = config.maybe("swa_qk_rope_head_dim")
     if rotary is None:
-        rotary = config.size("swa_head_dim") - sizes["qk_nope_head_dim"]
-    return {**sizes, "qk_rope_head_dim": rotary}
+        rotary = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
+    return {**latent_sizes, "qk_rope_head_dim": rotary}
 
 
 def _in_float32(op: Op) -> Op:

@@ -15,7 +15,7 @@ from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGR
 
 
 def _deepseek_v32(config: Config) -> Table:
-    return _sparse(config, ["full"] * config.size("num_hidden_layers"))
+    return _sparse_attention_model(config, ["full"] * config.size("num_hidden_layers"))
 
 
 def _glm_moe_dsa(config: Config) -> Table:
@@ -26,18 +26,20 @@ def _glm_moe_dsa(config: Config) -> Table:
             config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    return _sparse(config, choices)
+    return _sparse_attention_model(config, choices)
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
+    """Returns for each layer `full` if it has an indexer, `shared` if it uses the selection of an earlier layer.
 
     The config has a list, a pattern, or an interval.
     """
     if config.has("index_topk_pattern") and not config.has("indexer_types"):
         pattern = config.get("index_topk_pattern")
         pattern_kinds = (
-            [{"F": "full", "S": "shared"}.get(p, p) for p in pattern] if isinstance(pattern, str | list) else []
+            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in pattern]
+            if isinstance(pattern, str | list)
+            else []
         )
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
@@ -48,7 +50,7 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 
-def _sparse(config: Config, choices: list[str]) -> Table:
+def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("mlp_bias", False)
     norm, indexer = (
@@ -57,10 +59,13 @@ def _sparse(config: Config, choices: list[str]) -> Table:
     )
     networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
     experts = routed(config, **SIGMOID)
-    network, kinds = glu(config) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    network, layer_kinds = (
+        glu(config) if "dense" in networks else experts,
+        {"dense": {}, "moe": {"feed_forward": experts}},
+    )
     block = {"attention": mla(config, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     mtp_fields = prediction(config)
     if mtp_fields and "shared" in choices:
@@ -81,7 +86,7 @@ def _axk2(config: Config) -> Table:
     default = ["moe" if i >= first_moe and i % period == 0 else "dense" for i in range(depth)]
     networks, experts = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default), routed(config, **SIGMOID)
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    kinds: Table = {
+    layer_tables: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
         if "dense" in networks
         else {},
@@ -94,7 +99,7 @@ def _axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.size("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=combined_kinds((networks, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((networks, layer_tables)))
 
 
 SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}

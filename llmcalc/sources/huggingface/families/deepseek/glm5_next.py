@@ -58,13 +58,13 @@ def _glm5_next_text(config: Config) -> Table:
         network_kinds["dense"] = {"type": "mlp", **glu(config)}
     streams = {"hc_mult": config.size("hc_mult")}
     common = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
-    kinds = {
+    layer_tables = {
         f"{mixer}_{network}": {**common, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
         for mixer in mixers
         for network in network_kinds
     }
-    names = [f"{mixer}_{network}" for mixer, network in zip(_mixers(config, depth), networks, strict=True)]
-    stack = stack_of_kinds(kinds, names)
+    names = [f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)]
+    stack = stack_of_kinds(layer_tables, names)
     stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
@@ -85,19 +85,19 @@ def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
     is_bounded = config.get("linear_lower_bound") is not None
     own_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
-    sizes = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
-    bound = sizes.get("gate_lower_bound")
-    if bound is None and config.has("linear_attn_config") and sizes.flag("safe_gate"):
+    linear_fields = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
+    bound = linear_fields.get("gate_lower_bound")
+    if bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
         bound = BOUND
     elif bound is not None:
-        bound = sizes.number("gate_lower_bound", minimum=-LARGEST)
-    sizes.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
-    table = kda(config, sizes, **({} if bound is None else {"kda_lower_bound": float(bound)}))
-    sizes.close(frozenset(), config)
+        bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
+    linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
+    table = kda(config, linear_fields, **({} if bound is None else {"kda_lower_bound": float(bound)}))
+    linear_fields.close(frozenset(), config)
     return table
 
 
-def _mixers(config: Config, depth: int) -> list[str]:
+def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns the kind of each layer's attention: `linear`, or latent with an indexer (`full`) or without (`shared`).
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
@@ -130,16 +130,16 @@ VALIDITY = Deviation(
 )
 
 
-def _linear(facts: Facts) -> Any:
-    return facts.find(KimiDeltaAttention)
+def _linear(model_facts: Facts) -> Any:
+    return model_facts.find(KimiDeltaAttention)
 
 
-def _latent(facts: Facts) -> Any:
-    return facts.find(MLA)
+def _latent(model_facts: Facts) -> Any:
+    return model_facts.find(MLA)
 
 
-def _indexer(facts: Facts) -> Any:
-    return present(_latent(facts).indexer)
+def _indexer(model_facts: Facts) -> Any:
+    return present(_latent(model_facts).indexer)
 
 
 DEFAULTS: dict[str, Any] = {

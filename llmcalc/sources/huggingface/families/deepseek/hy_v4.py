@@ -36,7 +36,10 @@ def _hy_v4(config: Config) -> Table:
             "full for the first layer: no earlier layer has a selection to share",
         )
     networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
-    network, kinds = glu(config) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    network, layer_kinds = (
+        glu(config) if "dense" in networks else experts,
+        {"dense": {}, "moe": {"feed_forward": experts}},
+    )
     block = {
         "type": "hyper",
         "attention": mla(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
@@ -48,7 +51,7 @@ def _hy_v4(config: Config) -> Table:
         "hc_eps": config.number("hc_eps"),
     }
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}

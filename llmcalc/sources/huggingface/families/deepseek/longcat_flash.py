@@ -40,10 +40,10 @@ def longcat_flash(config: Config) -> Table:
         "norm_placement": "pre",
     }
     uncounted_prediction(config)
-    return decoder(config, layer, norm, stack={"num_hidden_layers": _depth(config)})
+    return decoder(config, layer, norm, stack={"num_hidden_layers": _layer_count(config)})
 
 
-def _depth(config: Config) -> int:
+def _layer_count(config: Config) -> int:
     """Returns the number of layers of the class, each of which counts as two in `num_hidden_layers`.
 
     If a config has both fields, `num_hidden_layers` is used.
@@ -63,7 +63,7 @@ def _depth(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns the op of an identity expert that has all linear layers of a real expert except the last."""
+    """Returns the operation of identity experts, which in the class have a real expert's layers except the last."""
     return (
         Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
         if isinstance(op, IdentityExperts)

@@ -28,7 +28,7 @@ def _mistral_large4_text(config: Config) -> Table:
         "position_scale": True,
     }
     mixer = mla(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
-    positions = _positions(config, depth)
+    positions = _position_kinds(config, depth)
     position_kinds: Table = {
         "rope": {},
         "nope": {
@@ -38,7 +38,7 @@ def _mistral_large4_text(config: Config) -> Table:
         },
     }
     choices = indexer_kinds(config, depth)
-    sharing = _latents(config, positions)
+    sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed(config, other_names=("num_experts", "num_local_experts"))
     block = {
@@ -48,9 +48,9 @@ def _mistral_large4_text(config: Config) -> Table:
         "norm_placement": "pre",
     }
     layers = list(zip(positions, choices, sharing, strict=True))
-    kinds: Table = {}
+    layer_tables: Table = {}
     for position, choice, latents in layers:
-        kinds["_".join((position, choice, latents))] = {
+        layer_tables["_".join((position, choice, latents))] = {
             "attention": {
                 **position_kinds[position],
                 **({"indexer": {"shared": True}} if choice == "shared" else {}),
@@ -59,11 +59,11 @@ def _mistral_large4_text(config: Config) -> Table:
         }
     names = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables), (networks, network_kinds)))
 
 
-def _positions(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has RoPE (`rope`) or no positions (`nope`)."""
+def _position_kinds(config: Config, depth: int) -> list[str]:
+    """Returns for each layer `rope`, or `nope` for a layer without positions."""
     interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
         return ["rope" if (i + 1) % interval else "nope" for i in range(depth)]
@@ -73,33 +73,33 @@ def _positions(config: Config, depth: int) -> list[str]:
     return ["rope" if flag else "nope" for flag in has_positions[:depth]]
 
 
-def _latents(config: Config, positions: list[str]) -> list[str]:
-    """Returns whether each layer computes its latents (`computed`) or uses those of a lower layer (`shared`)."""
+def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
+    """Returns for each layer `computed`, or `shared` if it uses the latents of a lower layer."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(positions)
     sources = config.sizes("kv_source_layers")
     expected = f"{len(positions)} indices of layers, each its own or that of a lower layer that has its own"
     if len(sources) != len(positions) or any(
-        source > i or sources[source] != source for i, source in enumerate(sources)
+        source_layer > i or sources[source_layer] != source_layer for i, source_layer in enumerate(sources)
     ):
         raise config.wrong("kv_source_layers", sources, expected)
-    lenders = [source for source in {*sources} if sources.count(source) > 1]
-    for i, source in enumerate(sources):
-        if source != i and not any(j < i and positions[j] == positions[i] for j in lenders):
+    lenders = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
+    for i, source_layer in enumerate(sources):
+        if source_layer != i and not any(j < i and positions[j] == positions[i] for j in lenders):
             raise config.wrong("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
-    return ["computed" if source == i else "shared" for i, source in enumerate(sources)]
+    return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
 
-def _rotated(facts: Facts) -> Any:
+def _rotary_attention(model_facts: Facts) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return facts.find(MLA, condition=lambda part: not part.mla_use_nope)
+    return model_facts.find(MLA, condition=lambda part: not part.mla_use_nope)
 
 
-def _sources(facts: Facts) -> list[int]:
+def _latent_source_layers(model_facts: Facts) -> list[int]:
     """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
     computed: dict[bool, int] = {}
     sources = []
-    for i, mixer in enumerate(facts.mixers):
+    for i, mixer in enumerate(model_facts.mixers):
         if not mixer.kv_shared:
             computed[mixer.mla_use_nope] = i
         sources.append(computed[mixer.mla_use_nope])
@@ -160,10 +160,10 @@ FAMILIES = {
         },
         writes={
             **UNGROUPED_LATENT_WRITES,
-            "qk_nope_head_dim": lambda s: _rotated(s).qk_nope_head_dim,
-            "qk_rope_head_dim": lambda s: _rotated(s).qk_rope_head_dim,
+            "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
+            "qk_rope_head_dim": lambda s: _rotary_attention(s).qk_rope_head_dim,
             "no_rope_layers": lambda s: [0 if mixer.mla_use_nope else 1 for mixer in s.mixers],
-            "kv_source_layers": _sources,
+            "kv_source_layers": _latent_source_layers,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=MODULES,

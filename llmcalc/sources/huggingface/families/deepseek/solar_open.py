@@ -81,12 +81,12 @@ def _mellum(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
     return decoder(
         config,
         block,
         norm,
-        stack=combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds)),
+        stack=combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, layer_tables)),
     )
 
 

@@ -36,8 +36,10 @@ def _dflash(config: Config) -> Table:
         config.fields_read.add("sliding_window")
         stack = {}
     listed_layers = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
-    count = depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
-    stack["streams"] = {"type": "target_states", "start": "embedding", "states": count, "output_norm": norm}
+    state_count = (
+        depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
+    )
+    stack["streams"] = {"type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm}
     vocab = config.size("vocab_size")
     proposed_tokens = config.maybe("draft_vocab_size") or vocab
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
@@ -56,8 +58,8 @@ def _dspark(config: Config) -> Table:
     table = _dflash(config)
     proposal: Table = {}
     if config.count("markov_rank"):
-        kinds = {name: name for name in ("vanilla", "gated", "rnn")}
-        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(kinds, "markov_head_type")}
+        head_kinds = {name: name for name in ("vanilla", "gated", "rnn")}
+        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
     alpha = config.number("confidence_head_alpha")
     if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:

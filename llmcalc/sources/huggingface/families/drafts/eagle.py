@@ -43,13 +43,13 @@ def _eagle3(config: Config) -> Table:
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
     block: Table = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
-    size = config.maybe("target_hidden_size") or hidden
+    target_width = config.maybe("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
         "states": len(config.sizes("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
-        **({"size": size} if size != hidden else {}),
+        **({"size": target_width} if target_width != hidden else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
@@ -70,7 +70,7 @@ def _eagle3(config: Config) -> Table:
         {"draft_vocab_size": proposed_tokens},
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens"] if size == hidden else [],
+        from_target=["embed_tokens"] if target_width == hidden else [],
     )
 
 

@@ -17,19 +17,22 @@ from ...registry import config_of, family_of
 
 def _assistant(config: Config) -> Table:
     """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no wider networks."""
-    return _draft(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
+    return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
 def _unified_assistant(config: Config) -> Table:
-    return _draft(config, "gemma4_unified_text", {})
+    return _draft_model(config, "gemma4_unified_text", {})
 
 
-def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
-    """Reads a draft. kind: the model type of its layers. only: fields of theirs with the value that the class takes."""
-    fields, family = config.table("text_config"), family_of(kind)
-    if fields.get("model_type", kind) != kind:
-        raise config.wrong("text_config", fields["model_type"], f"a table of fields with the model_type {kind}")
-    stated = config_of(fields, kind, family, "lm", "text_config.")
+def _draft_model(config: Config, draft_type: str, only: dict[str, Any]) -> Table:
+    """Reads a draft. draft_type: the model type of its layers.
+
+    only: fields of theirs with the value that the class takes.
+    """
+    fields, family = config.table("text_config"), family_of(draft_type)
+    if fields.get("model_type", draft_type) != draft_type:
+        raise config.wrong("text_config", fields["model_type"], f"a table of fields with the model_type {draft_type}")
+    stated = config_of(fields, draft_type, family, "lm", "text_config.")
     for name, value in only.items():
         stated.must(name, value)
     if "hidden_size_per_layer_input" in family.defaults:
@@ -39,7 +42,7 @@ def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
     is_wide = stated.flag("use_double_wide_mlp")
     text = config_of(
         {**fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
-        kind,
+        draft_type,
         family,
         "lm",
         "text_config.",
@@ -49,9 +52,9 @@ def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
     text.close(family.ignored, config)
     config.notes += text.notes
     _share_all(table["decoder"], is_wide)
-    size = config.size("backbone_hidden_size")
-    table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": size}
-    table["proposal"] = {"state_size": size}
+    target_width = config.size("backbone_hidden_size")
+    table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
+    table["proposal"] = {"state_size": target_width}
     names = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
         clusters = {name: config.size(name) for name in names}
@@ -67,7 +70,7 @@ def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
 
 
 def _share_all(stack: Table, is_wide: bool) -> None:
-    """Makes every layer read keys and values of the target. is_wide: whether networks have twice their width."""
+    """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if is_wide:

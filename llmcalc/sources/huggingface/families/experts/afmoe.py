@@ -33,7 +33,7 @@ from ...parts import (
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
 
-def _experts(config: Config, shared_width: int) -> Table:
+def _routed_experts(config: Config, shared_width: int) -> Table:
     shared_expert = glu(config, width=shared_width) if shared_width else None
     return moe(
         config.size("num_experts"),
@@ -44,9 +44,12 @@ def _experts(config: Config, shared_width: int) -> Table:
     )
 
 
-def _networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns one axis of `combined_kinds`: `dense` layers, whose table is the block, and layers of experts."""
-    return names, {"dense": {}, "moe": {"feed_forward": _experts(config, shared_width)} if "moe" in names else {}}
+def _dense_and_expert_networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
+    """Returns the networks of `dense` layers and of layers with experts, as an axis of `combined_kinds`."""
+    return names, {
+        "dense": {},
+        "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in names else {},
+    }
 
 
 def _afmoe(config: Config) -> Table:
@@ -61,7 +64,7 @@ def _afmoe(config: Config) -> Table:
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding}},
     )
-    networks = _networks(
+    networks = _dense_and_expert_networks(
         config,
         dense_or_moe(config, depth, config.count("num_dense_layers")),
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
@@ -94,13 +97,18 @@ def _laguna(config: Config) -> Table:
         raise config.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     heads_vary = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(ranges, heads, strict=True)]
+    names = [
+        f"{layer_kind}{head_count}" if heads_vary else layer_kind
+        for layer_kind, head_count in zip(ranges, heads, strict=True)
+    ]
     window = {"full": {}, "sliding": _window(config)}
     attention_fields = {
-        name: {"attention": {"num_attention_heads": head_count, **window[kind]}}
-        for name, head_count, kind in zip(names, heads, ranges, strict=True)
+        name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
+        for name, head_count, layer_kind in zip(names, heads, ranges, strict=True)
     }
-    networks = _networks(config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size"))
+    networks = _dense_and_expert_networks(
+        config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
+    )
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
 

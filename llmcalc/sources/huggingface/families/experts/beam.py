@@ -51,9 +51,9 @@ def _beam(config: Config) -> Table:
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
-    kinds: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
+    layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((ranges, kinds), (dense_or_moe(config, depth, 3), network_kinds))
+    stack = combined_kinds((ranges, layer_tables), (dense_or_moe(config, depth, 3), network_kinds))
     return decoder(config, block, norm, stack=stack)
 
 

@@ -38,7 +38,7 @@ def _doge(config: Config) -> Table:
     dense_network = glu(config, config.flag("mlp_bias"))
     block = {
         "attention": mixer,
-        "feed_forward": _experts(config, dense_network) if config.flag("is_moe") else dense_network,
+        "feed_forward": _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network,
         "norm": norm,
         "norm_placement": "pre",
     }
@@ -52,8 +52,8 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _experts(config: Config, shared_expert: Table) -> Table:
-    """Returns the largest square number up to num_experts of experts, with the dense FFN as the shared expert."""
+def _product_key_experts(config: Config, shared_expert: Table) -> Table:
+    """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
     if top_k > keys**2:

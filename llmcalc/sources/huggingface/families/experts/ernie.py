@@ -56,7 +56,7 @@ def _ernie4_5_moe(config: Config) -> Table:
     )
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
-    return _layers(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
+    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
 
 
 def _ernie4_5_vl_moe_text(config: Config) -> Table:
@@ -65,7 +65,7 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
         raise config.wrong(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
-    return _layers(
+    return _network_kinds(
         config,
         dense_or_moe(config, config.size("num_hidden_layers"), 1),
         widths[0],
@@ -74,7 +74,7 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
     )
 
 
-def _layers(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+def _network_kinds(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
     norm, bias, shared_count = (
         rmsnorm(config.number("rms_norm_eps")),
         _biased(config),
@@ -134,8 +134,8 @@ MOE: dict[str, Any] = {
 }
 
 
-def _interval(facts: Facts) -> int:
-    moe_layers = facts.with_experts()
+def _expert_interval(model_facts: Facts) -> int:
+    moe_layers = model_facts.with_experts()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
@@ -178,7 +178,7 @@ FAMILIES = {
         writes={
             "moe_layer_start_index": lambda s: s.with_experts()[0],
             "moe_layer_end_index": lambda s: s.with_experts()[-1],
-            "moe_layer_interval": _interval,
+            "moe_layer_interval": _expert_interval,
         },
         modules=ERNIE_MOE_MODULES,
         dropout=DropoutFields({}),

@@ -16,13 +16,13 @@ from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, fl
 
 
 def _gpt_oss(config: Config) -> Table:
-    block = _block(config, glu(config, bias=True), float32_softmax=False)
+    block = _gpt_oss_layer(config, glu(config, bias=True), float32_softmax=False)
     stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
 
-def _block(config: Config, expert: Table, **fields: Any) -> Table:
-    """Returns a layer. fields: further fields of its attention."""
+def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
+    """Returns a layer of gpt-oss. fields: further fields of its attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
@@ -43,7 +43,7 @@ def _privacy_filter(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _block(config, expert, sliding_window=2 * config.size("sliding_window") + 1)
+    block = _gpt_oss_layer(config, expert, sliding_window=2 * config.size("sliding_window") + 1)
     table = decoder(config, block, block["norm"])
     table["encoder"] = table.pop("decoder")
     return table

@@ -80,7 +80,7 @@ def _values_per_layer(config: Config, name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
     depth, field_value = config.size("num_hidden_layers"), config.get(name)
     values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
-    if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
+    if len(values) < depth or any(not is_whole(value) or not 0 < value <= LARGEST for value in values):
         raise config.wrong(name, field_value, f"a positive whole number, or {depth} of them")
     return values[:depth]
 
@@ -102,7 +102,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
     if config.has("moe_layer_num_skipped"):
         config.must("moe_layer_num_skipped", 0)
     top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
-    kinds: Table = {
+    layer_tables: Table = {
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
         for k in top_k_by_layer
     }
@@ -112,7 +112,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], kinds)))
+    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
 
 
 def _hy_v3(config: Config) -> Table:
@@ -188,8 +188,8 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 """Fields that are not read for a model without experts."""
 
 
-def _top_k_values(facts: Facts) -> Any:
-    top_k_by_layer = [network.num_experts_per_tok for network in facts.networks]
+def _top_k_values(model_facts: Facts) -> Any:
+    top_k_by_layer = [network.num_experts_per_tok for network in model_facts.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 

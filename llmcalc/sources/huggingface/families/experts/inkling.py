@@ -47,7 +47,7 @@ def _inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full, sliding = profile_mixers(config)
     kernel, mixer = full["conv_kernel_size"], {"type": "profile", **full, "norm": norm}
-    expert_width, width = _widths(config)
+    expert_width, width = _network_widths(config)
     shared_count = config.size("n_shared_experts")
     experts = moe(
         config.size("n_routed_experts"),
@@ -57,7 +57,7 @@ def _inkling_text(config: Config) -> Table:
         shared_scores={"shared_experts": shared_count},
         **SIGMOID,
     )
-    networks = _networks(config, depth)
+    networks = _network_kinds(config, depth)
     dense: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
     block = {
         "type": "convolved",
@@ -66,15 +66,17 @@ def _inkling_text(config: Config) -> Table:
         "norm": norm,
         "conv_kernel_size": kernel,
     }
-    kinds: Table = {"full": {}, "sliding": {"attention": sliding}}
-    stack = combined_kinds((_ranges(config, depth), kinds), (networks, {"dense": {}, "moe": {"feed_forward": experts}}))
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
+    stack = combined_kinds(
+        (_attention_kinds(config, depth), layer_tables), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+    )
     stack["embedding_norm"] = norm
     _uncounted_prediction(config)
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _widths(config: Config) -> tuple[int, int]:
-    """Returns the widths of an expert and of a dense network.
+def _network_widths(config: Config) -> tuple[int, int]:
+    """Returns the FFN widths of an expert and of a dense layer.
 
     With a `dense_intermediate_size`, as in published checkpoints, `intermediate_size` is the experts'.
     """
@@ -84,8 +86,8 @@ def _widths(config: Config) -> tuple[int, int]:
     return config.size("moe_intermediate_size"), config.size("intermediate_size")
 
 
-def _ranges(config: Config, depth: int) -> list[str]:
-    """Returns whether each layer has a window: as listed, by indices, or all but every sixth."""
+def _attention_kinds(config: Config, depth: int) -> list[str]:
+    """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
     local_layers = {i for i in range(depth) if (i + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.sizes("local_layer_ids"))
@@ -93,7 +95,7 @@ def _ranges(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", RANGES, default)
 
 
-def _networks(config: Config, depth: int) -> list[str]:
+def _network_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
     return listed_kinds(
         config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if i < dense_count else "moe" for i in range(depth)]
@@ -117,12 +119,12 @@ FLOAT32_STATES = Deviation(
 )
 
 
-def _full(facts: Facts) -> Any:
-    return present(next((m for m in facts.mixers if m.sliding_window is None), None))
+def _full(model_facts: Facts) -> Any:
+    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is None), None))
 
 
-def _sliding(facts: Facts) -> Any:
-    return present(next((m for m in facts.mixers if m.sliding_window is not None), None))
+def _sliding(model_facts: Facts) -> Any:
+    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is not None), None))
 
 
 DEFAULTS: dict[str, Any] = {

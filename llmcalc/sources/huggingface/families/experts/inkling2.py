@@ -45,10 +45,10 @@ def _inkling2_text(config: Config) -> Table:
     changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding, "separate_inputs": False}}
     default = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
-    for i, kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
+    for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
         finished, starts = ceil_div(i, block_size), i % block_size == 0
         residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        layers.append((f"{kind}_{finished}" + ("_start" if starts else ""), {**changes[kind], **residuals}))
+        layers.append((f"{layer_kind}_{finished}" + ("_start" if starts else ""), {**changes[layer_kind], **residuals}))
     streams: Table = {
         "type": "block_residual",
         "blocks": ceil_div(depth, block_size),
@@ -59,10 +59,10 @@ def _inkling2_text(config: Config) -> Table:
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _block_size(facts: Facts) -> int:
+def _block_size(model_facts: Facts) -> int:
     """Returns the number of layers of a block: the index of the second layer that starts one, or all layers."""
-    starts = [i for i, layer in enumerate(facts.layers) if getattr(layer, "starts_block", False)]
-    return starts[1] if len(starts) > 1 else len(facts.layers)
+    starts = [i for i, layer in enumerate(model_facts.layers) if getattr(layer, "starts_block", False)]
+    return starts[1] if len(starts) > 1 else len(model_facts.layers)
 
 
 DEFAULTS: dict[str, Any] = {

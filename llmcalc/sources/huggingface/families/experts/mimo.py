@@ -60,10 +60,12 @@ def _mimo_v2_flash(config: Config) -> Table:
         config.size("sliding_window_size") + 1 if config.has("sliding_window_size") else config.size("sliding_window")
     )
     sliding = {"num_key_value_heads": 2 * config.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
-    sizes = {name: config.size(name) for name in SLIDING} | {"num_key_value_heads": sliding["num_key_value_heads"]}
-    for name, size in sizes.items():
+    head_fields = {name: config.size(name) for name in SLIDING} | {
+        "num_key_value_heads": sliding["num_key_value_heads"]
+    }
+    for name, value in head_fields.items():
         if config.has(f"swa_{name}"):
-            config.must(f"swa_{name}", size)
+            config.must(f"swa_{name}", value)
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -84,12 +86,12 @@ def _mimo_v2_flash(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
 
 
-def _require_layers(config: Config, field: str, kind: str, layers: list[str]) -> None:
+def _require_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
-    if config.has(field) and config.sizes(field) != [int(layer == kind) for layer in layers]:
-        layer_types = "mlp_layer_types" if kind == "moe" else "layer_types"
+    if config.has(field) and config.sizes(field) != [int(layer == layer_kind) for layer in layers]:
+        layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         raise config.wrong(
-            field, config.get(field), f"1 for the {kind} layers of {layer_types}: the class does not read {field}"
+            field, config.get(field), f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
         )
 
 

@@ -14,12 +14,12 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 def _minimax(config: Config) -> Table:
     default = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
-    kinds = {"linear_attention": "linear", "full_attention": "full"}
-    return minimax(config, listed_kinds(config, "layer_types", kinds, default), rope(config))
+    name_of_type = {"linear_attention": "linear", "full_attention": "full"}
+    return minimax(config, listed_kinds(config, "layer_types", name_of_type, default), rope(config))
 
 
 def minimax(config: Config, names: list[str], position: Table) -> Table:
-    """Returns the decoder. names: `linear` or `full` for each layer.
+    """Returns MiniMax-01's decoder. names: `linear` or `full` for each layer.
 
     position: position encoding of softmax attention.
     """
@@ -39,11 +39,11 @@ def minimax(config: Config, names: list[str], position: Table) -> Table:
         "norm": norm,
         "norm_placement": "post",
     }
-    kinds = {
+    layer_tables = {
         "linear": {**block, "attention": lightning},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
-    stack = stack_of_kinds(kinds, names)
+    stack = stack_of_kinds(layer_tables, names)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 

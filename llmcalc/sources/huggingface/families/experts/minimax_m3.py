@@ -106,9 +106,9 @@ def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str
     return [name_of_one if flag else name_of_zero for flag in flags]
 
 
-def _attention_kinds(facts: Facts) -> list[str]:
+def _attention_kinds(model_facts: Facts) -> list[str]:
     """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in facts.mixers]
+    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in model_facts.mixers]
 
 
 def _ratio(field: str) -> Value:

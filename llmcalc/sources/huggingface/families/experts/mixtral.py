@@ -102,13 +102,15 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
 
     fields: fields of the experts beyond the routed ones.
     """
-    norm, depth, step = (
+    norm, depth, expert_interval = (
         rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.size("decoder_sparse_step"),
     )
     dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
-    names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    names = [
+        "moe" if experts and i not in dense_ones and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
+    ]
     has_experts = (
         moe(
             experts,
@@ -121,8 +123,8 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
     )
     network = glu(config) if "dense" in names else has_experts
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, kinds)))
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
+    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 
 
 COMMON: dict[str, Any] = {

@@ -40,7 +40,7 @@ def _step3p5(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    ranges = _first_layers(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    ranges = _first_layer_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.maybe("sliding_window")
     if window is None and "sliding" in ranges:
         raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
@@ -55,22 +55,22 @@ def _step3p5(config: Config) -> Table:
         glu(config, width=config.size("share_expert_dim")),
         **SIGMOID,
     )
-    networks = _first_layers(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
+    networks = _first_layer_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"full": {}, "sliding": {"attention": sliding}}
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((ranges, kinds), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
 
 
-def _first_layers(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
+def _first_layer_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer, from a list that may also contain multi-token-prediction layers."""
     if config.get(field) is None:
         return default
-    names, depth = [kinds.get(name, "") for name in config.texts(field)], len(default)
+    names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
     extra_layers = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     if "" in names or len(names) not in (depth, depth + extra_layers):
         raise config.wrong(
-            field, config.get(field), f"{depth} times {' or '.join(kinds)}" + length_hint(names, default)
+            field, config.get(field), f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)
         )
     return names[:depth]
 
@@ -87,8 +87,8 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     )
     if not isinstance(items, list) or not all(is_whole(item) or str(item).strip().isdecimal() for item in items):
         raise config.wrong("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
-    chosen = {int(item) for item in items}
-    return ["moe" if i in chosen else "dense" for i in range(depth)]
+    expert_layers = {int(item) for item in items}
+    return ["moe" if i in expert_layers else "dense" for i in range(depth)]
 
 
 def _sliding_heads(config: Config) -> int:

@@ -37,8 +37,10 @@ STEPS = (
 
 def _diffusion_gemma_text(config: Config) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6))
-    kinds[-1] = "full"
+    layer_kinds = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
+    )
+    layer_kinds[-1] = "full"
     config.must("use_bidirectional_attention", None, "vision")
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
@@ -67,8 +69,8 @@ def _diffusion_gemma_text(config: Config) -> Table:
         "norm": norm,
     }
     layers = [
-        (kind, {"attention": {**sizes, **({"attention_k_eq_v": True} if kind == "full" else window)}})
-        for kind, sizes in zip(kinds, _head_sizes(config, kinds), strict=True)
+        (layer_kind, {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window)}})
+        for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
     stack = stack_of_layers(layers)
     if config.head == "lm":
@@ -78,11 +80,13 @@ def _diffusion_gemma_text(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-def _head_sizes(config: Config, kinds: list[str]) -> list[Table]:
+def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns the head sizes of each layer that differ from the common ones."""
     heads = config.maybe("num_global_key_value_heads")
-    size = config.size("global_head_dim") if config.has("global_head_dim") else 512
-    return head_sizes(config, kinds, {"head_dim": size, **({} if heads is None else {"num_key_value_heads": heads})})
+    full_head_dim = config.size("global_head_dim") if config.has("global_head_dim") else 512
+    return head_sizes(
+        config, layer_kinds, {"head_dim": full_head_dim, **({} if heads is None else {"num_key_value_heads": heads})}
+    )
 
 
 DEFAULTS: dict[str, Any] = {

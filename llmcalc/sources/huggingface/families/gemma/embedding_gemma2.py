@@ -36,8 +36,8 @@ from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
 def _embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     default = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
-    kinds[-1] = "full"
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    layer_kinds[-1] = "full"
     mixer = attention(
         config,
         position={"type": "rope", "rope_theta": 1_000_000.0},
@@ -61,10 +61,10 @@ def _embedding_gemma2(config: Config) -> Table:
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
-    sizes = head_sizes(config, kinds, wide)
+    layer_head_sizes = head_sizes(config, layer_kinds, wide)
     layers = [
-        (kind, {"attention": {**size, **(local if kind == "sliding" else {})}})
-        for kind, size in zip(kinds, sizes, strict=True)
+        (layer_kind, {"attention": {**size, **(local if layer_kind == "sliding" else {})}})
+        for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
     stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width, "norm": norm}

@@ -43,7 +43,7 @@ def gemma_like(
     return table
 
 
-def _mixer(config: Config, **fields: Any) -> Table:
+def _gemma_attention(config: Config, **fields: Any) -> Table:
     return attention(config, **biases(config.flag("attention_bias"), *QKVO), **fields)
 
 
@@ -57,13 +57,13 @@ def score_cap(config: Config) -> Table:
 
 
 def _gemma(config: Config) -> Table:
-    return gemma_like(config, _mixer(config), "pre", act="hidden_act")
+    return gemma_like(config, _gemma_attention(config), "pre", act="hidden_act")
 
 
 def _gemma2(config: Config) -> Table:
     return gemma_like(
         config,
-        _mixer(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap(config)),
         "sandwich",
         sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
     )
@@ -72,7 +72,7 @@ def _gemma2(config: Config) -> Table:
 def _vaultgemma(config: Config) -> Table:
     return gemma_like(
         config,
-        _mixer(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap(config)),
         "pre",
         sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
     )
@@ -88,13 +88,13 @@ def local_theta(config: Config) -> float:
 
 def _gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = _mixer(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
-    kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
+    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
+    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
     return gemma_like(
         config,
         mixer,
         "sandwich",
-        sliding_stack(config, kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
+        sliding_stack(config, layer_kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _widths(config: Config, depth: int) -> list[int]:
+def _ffn_widths(config: Config, depth: int) -> list[int]:
     """Returns the FFN width of each layer."""
     field_value = config.get("intermediate_size")
     if not isinstance(field_value, list):
@@ -56,18 +56,20 @@ def _gemma3n(config: Config) -> Table:
         config.size("hidden_size_per_layer_input"),
         config.size("altup_num_inputs"),
     )
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
-    check_shared_layers(config, kinds, shared_layers)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (kind, ffn_width) in enumerate(zip(kinds, _widths(config, depth), strict=True)):
+    for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local: Table = (
-            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}} if kind == "sliding" else {}
+            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
+            if layer_kind == "sliding"
+            else {}
         )
         reuses_keys = shared_layers > 0 and i >= depth - shared_layers
         mixer = {**local, "kv_shared": True} if reuses_keys else local
         layers.append(
             (
-                f"{kind}_shared" if reuses_keys else kind,
+                f"{layer_kind}_shared" if reuses_keys else layer_kind,
                 {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
             )
         )
@@ -138,13 +140,13 @@ IGNORED = frozenset(
 )
 
 
-def sharing(facts: Facts) -> int:
-    """Returns the number of layers that reuse the keys and values of an earlier layer."""
-    return sum(bool(mixer.kv_shared) for mixer in facts.mixers)
+def sharing(model_facts: Facts) -> int:
+    """Returns the number of layers that reuse an earlier layer's keys and values."""
+    return sum(bool(mixer.kv_shared) for mixer in model_facts.mixers)
 
 
-def _widths_of_layers(facts: Facts) -> Any:
-    widths = [network.intermediate_size for network in facts.networks]
+def _widths_of_layers(model_facts: Facts) -> Any:
+    widths = [network.intermediate_size for network in model_facts.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
 

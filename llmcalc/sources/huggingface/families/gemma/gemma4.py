@@ -41,36 +41,38 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
+def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns the head sizes of each layer that differ from the common ones: `global_` fields in full layers."""
     heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
         **({} if heads is None else {"num_key_value_heads": heads}),
     }
-    return head_sizes(config, kinds, full_fields)
+    return head_sizes(config, layer_kinds, full_fields)
 
 
-def head_sizes(config: Config, kinds: list[str], full_fields: Table) -> list[Table]:
+def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> list[Table]:
     """Returns the head sizes of each layer that differ from the common ones: those in `per_layer_config`, if given.
 
     full_fields: those of the full layers without `per_layer_config`.
     """
     if not config.has("per_layer_config"):
-        return [full_fields if kind == "full" else {} for kind in kinds]
+        return [full_fields if layer_kind == "full" else {} for layer_kind in layer_kinds]
     table = config.table("per_layer_config")
     allowed_fields = {"head_dim", "num_key_value_heads"}
-    layers = [table.get(str(i), {}) for i in range(len(kinds))]
+    layers = [table.get(str(i), {}) for i in range(len(layer_kinds))]
     if not all(
-        isinstance(layer, dict) and set(layer) <= allowed_fields and all(is_whole(v) and v > 0 for v in layer.values())
+        isinstance(layer, dict)
+        and set(layer) <= allowed_fields
+        and all(is_whole(value) and value > 0 for value in layer.values())
         for layer in layers
     ):
         raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
     return layers
 
 
-def _layers(config: Config, kinds: list[str], wider: str) -> Table:
-    """Returns the stack's fields with its kinds of layers, and the kind of each layer.
+def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) -> Table:
+    """Returns the fields of the stack with its layer variants, and the name of each layer's variant.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
@@ -79,13 +81,13 @@ def _layers(config: Config, kinds: list[str], wider: str) -> Table:
         config.size("sliding_window"),
         config.count("num_kv_shared_layers"),
     )
-    check_shared_layers(config, kinds, shared_layers)
+    check_shared_layers(config, layer_kinds, shared_layers)
     double_wide = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
-    sizes = _full_heads(config, kinds)
-    for i, kind in enumerate(kinds):
-        mixer: Table = dict(sizes[i])
-        if kind == "sliding":
+    layer_head_sizes = _full_heads(config, layer_kinds)
+    for i, layer_kind in enumerate(layer_kinds):
+        mixer: Table = dict(layer_head_sizes[i])
+        if layer_kind == "sliding":
             mixer |= {
                 "sliding_window": window,
                 "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
@@ -97,7 +99,7 @@ def _layers(config: Config, kinds: list[str], wider: str) -> Table:
             mixer["kv_shared"] = True
             if double_wide:
                 layer[wider] = {"intermediate_size": 2 * config.size("intermediate_size")}
-        layers.append((f"{kind}_shared" if "kv_shared" in mixer else kind, layer))
+        layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
 
@@ -111,8 +113,10 @@ def _unified(config: Config) -> Table:
 
 def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6))
-    kinds[-1] = "full"
+    layer_kinds = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
+    )
+    layer_kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
         config,
@@ -134,7 +138,7 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
             ),
             "dense": dense_network,
         }
-    stack = _layers(config, kinds, "dense" if experts else "feed_forward")
+    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
     if per_layer:
         width = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}
@@ -195,33 +199,35 @@ IGNORED = frozenset(
 )
 
 
-def full_attention(facts: Facts) -> Any:
+def full_attention(model_facts: Facts) -> Any:
     """Returns the attention of a layer without a window."""
-    return facts.find(Attention, condition=lambda part: part.sliding_window is None)
+    return model_facts.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def sliding_attention(facts: Facts) -> Any:
+def sliding_attention(model_facts: Facts) -> Any:
     """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
-    return (facts.typed("attention") if facts.window is None else facts.sliding).sizes(facts.spec.hidden_size)
+    return (model_facts.typed("attention") if model_facts.window is None else model_facts.sliding).sizes(
+        model_facts.spec.hidden_size
+    )
 
 
-def _full_kv_heads(facts: Facts) -> int | None:
+def _full_kv_heads(model_facts: Facts) -> int | None:
     """Returns the key/value heads of full layers, if they differ from those of the other layers."""
-    kv_heads: int | None = full_attention(facts).num_key_value_heads
-    return kv_heads if kv_heads != facts.mixers[0].num_key_value_heads else None
+    kv_heads: int | None = full_attention(model_facts).num_key_value_heads
+    return kv_heads if kv_heads != model_facts.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(facts: Facts) -> int:
+def _per_layer(model_facts: Facts) -> int:
     try:
-        width: int = present(facts.first.per_layer_embedding).hidden_size_per_layer_input
+        width: int = present(model_facts.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return width
 
 
-def _has_wider_ffn(facts: Facts) -> bool:
+def _has_wider_ffn(model_facts: Facts) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in facts.layers]
+    networks: list[Any] = [layer.networks()[-1] for layer in model_facts.layers]
     return len({network.intermediate_size for network in networks}) > 1
 
 

@@ -37,12 +37,12 @@ from ...parts import (
 def _muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
     block = {
-        "attention": _mixer(config),
+        "attention": _gated_attention(config),
         "feed_forward": glu(config, act="hidden_activation"),
         "norm": offset_rmsnorm(eps),
         "norm_placement": "sandwich",
     }
-    stack = {**stack_of_layers(_layers(config)), "embedding_norm": rmsnorm(eps, weight=False)}
+    stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
 
@@ -69,21 +69,24 @@ def _muse_spark_text(config: Config) -> Table:
     config.fields_read.add("intermediate_size")
     block = {
         "type": "residual_gate",
-        "attention": {**_mixer(config), "head_norm": rmsnorm(eps, weight=False)},
+        "attention": {**_gated_attention(config), "head_norm": rmsnorm(eps, weight=False)},
         "feed_forward": experts or dense_network,
         "norm": norm,
         "attention_output_norm": rmsnorm(after_eps, weight=False),
         "feed_forward_output_norm": output_norm,
     }
     layers = [
-        (f"{kind}-{network}", {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})})
-        for (kind, layer), network in zip(_layers(config), networks, strict=True)
+        (
+            f"{layer_kind}-{network}",
+            {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})},
+        )
+        for (layer_kind, layer), network in zip(_attention_kinds(config), networks, strict=True)
     ]
     stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, rmsnorm(eps), stack=stack)
 
 
-def _mixer(config: Config) -> Table:
+def _gated_attention(config: Config) -> Table:
     """Returns gated attention whose queries and keys are normalised without weights."""
     return attention(
         config,
@@ -93,24 +96,24 @@ def _mixer(config: Config) -> Table:
     )
 
 
-def _layers(config: Config) -> list[tuple[str, Table]]:
+def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
     """Returns the kind of each layer, and its attention if it differs from the other layers' attention.
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
     depth = config.size("num_hidden_layers")
     full_flags = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
-    kinds = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (kind, {"attention": {**position, **_window(config, kind)}})
-        for kind, position in zip(kinds, _positions(config, full_flags), strict=True)
+        (layer_kind, {"attention": {**position, **_window(config, layer_kind)}})
+        for layer_kind, position in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
     ]
 
 
-def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns the changed position encoding of each layer; a base of 0 in `layer_rope_theta` means none."""
+def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
+    """Returns each layer's position encoding if it is unusual; a base of 0 in `layer_rope_theta` means none."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]
@@ -126,8 +129,8 @@ def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
     return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
 
 
-def _window(config: Config, kind: str) -> Table:
-    return {"sliding_window": config.size("sliding_window")} if kind == "sliding" else {}
+def _window(config: Config, layer_kind: str) -> Table:
+    return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
 
 
 NO_COUNT = frozenset({"final_logit_softcapping", "output_multiplier", "post_norm_eps", "qk_scale_factor"})

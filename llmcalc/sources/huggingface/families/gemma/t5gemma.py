@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _side_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
-    """Returns the config of one side (encoder or decoder) and its stack. A missing side has the defaults."""
-    data = config.get(name)
-    data = {} if data is None else dict(config.table(name))
-    side_config = Config(data, MODULE, config.model_type, config.head, f"{config.where}{name}.")
+def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+    """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
+    section = config.get(name)
+    section = {} if section is None else dict(config.table(name))
+    side_config = Config(section, MODULE, config.model_type, config.head, f"{config.where}{name}.")
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = {
@@ -61,26 +61,31 @@ def _side_stack(config: Config, name: str, has_cross_attention: bool = False) ->
 
 
 def _t5gemma(config: Config) -> Table:
-    encoder_config, encoder = _side_stack(config, "encoder")
+    encoder_config, encoder = _config_and_stack(config, "encoder")
     if not config.flag("is_encoder_decoder"):
-        sizes = {"vocab_size": encoder_config.size("vocab_size"), "hidden_size": encoder_config.size("hidden_size")}
+        model_sizes = {
+            "vocab_size": encoder_config.size("vocab_size"),
+            "hidden_size": encoder_config.size("hidden_size"),
+        }
         config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
-            **sizes,
+            **model_sizes,
             "tie_word_embeddings": False,
             "encoder": encoder,
-            "head": _head(config) if config.head == "classification" else {"type": "none"},
+            "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
-    decoder_config, decoder = _side_stack(config, "decoder", has_cross_attention=True)
+    decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
     width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
     encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
-    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    model_sizes = {
+        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+    }
     return {
-        **sizes,
+        **model_sizes,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
-        "head": _head(config),
+        "head": _token_classifier(config),
     }
 
 
@@ -110,13 +115,15 @@ def _t5gemma2(config: Config) -> Table:
     ):
         part_config.close(ignored_fields, config)
     config.notes += notes
-    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    model_sizes = {
+        field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
+    }
     table: Table = {
-        **sizes,
+        **model_sizes,
         "tie_word_embeddings": is_tied,
         "encoder": encoder,
         "decoder": decoder,
-        "head": _head(config),
+        "head": _token_classifier(config),
     }
     if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
@@ -124,13 +131,16 @@ def _t5gemma2(config: Config) -> Table:
 
 
 def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """Returns a nested config; a missing one has the defaults."""
-    data = {} if config.get(name) is None else dict(config.table(name))
-    return Config(data, defaults, config.model_type, config.head, f"{config.where}{name}.")
+    """Returns a nested config; a missing one has the class's defaults."""
+    section = {} if config.get(name) is None else dict(config.table(name))
+    return Config(section, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
-    """Returns the stack of one side. has_merged_attention: whether its attention also covers the encoder's output."""
+    """Returns the encoder's or decoder's stack.
+
+    has_merged_attention: whether attention also covers the encoder's output.
+    """
     norm, depth, bias = (
         offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
@@ -155,17 +165,17 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
+    layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
     local = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, kinds, sliding=local),
+        **sliding_stack(config, layer_kinds, sliding=local),
     }
 
 
-def _head(config: Config) -> Table:
+def _token_classifier(config: Config) -> Table:
     """Returns a classifier that scores every token, with a bias."""
     return head_table(config, None, {"over": "token"})
 
@@ -219,26 +229,26 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _side_config(facts: Facts, side: str) -> dict[str, Any]:
-    """Returns the config of one side from a spec."""
-    stack = present(getattr(facts.spec, side))
-    side_facts = facts.of(facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
+def _stack_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
+    """Writes the config of the encoder or of the decoder from a model's description."""
+    stack = present(getattr(model_facts.spec, stack_name))
+    side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}
-    mixer, context = side_facts.find(Attention), facts.spec.max_position_embeddings
+    mixer, context_length = side_facts.find(Attention), model_facts.spec.max_position_embeddings
     values |= {
         "hidden_activation": side_facts.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
     values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
-    values |= {} if context is None else {"max_position_embeddings": context}
-    sizes = {
-        "vocab_size": stack.vocab_size or facts.spec.vocab_size,
-        "hidden_size": stack.hidden_size or facts.spec.hidden_size,
+    values |= {} if context_length is None else {"max_position_embeddings": context_length}
+    model_sizes = {
+        "vocab_size": stack.vocab_size or model_facts.spec.vocab_size,
+        "hidden_size": stack.hidden_size or model_facts.spec.hidden_size,
     }
     return {
-        **sizes,
+        **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
         "rope_theta": side_facts.position.rope_theta,
@@ -260,8 +270,8 @@ FAMILIES = {
         WHOLE,
         IGNORED,
         writes={
-            "encoder": lambda s: _side_config(s, "encoder"),
-            "decoder": lambda s: _side_config(s, "decoder"),
+            "encoder": lambda s: _stack_config(s, "encoder"),
+            "decoder": lambda s: _stack_config(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),

@@ -104,16 +104,16 @@ OF_ATTENTION = frozenset(
 )
 
 
-def _groups_or_norms(facts: Facts) -> bool:
-    """Whether a Falcon has the second architecture: two parallel norms, or grouped queries."""
-    return facts.layers[0].parallel == "separate" or facts.usual("num_key_value_heads") not in (
+def _is_newer_decoder(model_facts: Facts) -> bool:
+    """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
+    return model_facts.layers[0].parallel == "separate" or model_facts.usual("num_key_value_heads") not in (
         1,
-        facts.named("num_attention_heads"),
+        model_facts.named("num_attention_heads"),
     )
 
 
-def _norms(facts: Facts) -> int | None:
-    return {"separate": 2, "shared": 1}.get(facts.layers[0].parallel or "")
+def _norms(model_facts: Facts) -> int | None:
+    return {"separate": 2, "shared": 1}.get(model_facts.layers[0].parallel or "")
 
 
 def _every_head(op: Op) -> Op:
@@ -122,8 +122,8 @@ def _every_head(op: Op) -> Op:
     return replace(op, width=0) if isinstance(op, KVCache) else op
 
 
-def _grouped(spec: ModelSpec) -> bool:
-    """Whether a Falcon has the second architecture and more than a single key/value head."""
+def _has_grouped_queries(spec: ModelSpec) -> bool:
+    """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
     return (
         isinstance(mixer, Attention)
@@ -137,7 +137,7 @@ KEEPS_EVERY_HEAD = Deviation(
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
     follow=_every_head,
-    when=_grouped,
+    when=_has_grouped_queries,
 )
 
 
@@ -211,7 +211,7 @@ FAMILIES = {
         aliases={"hidden_size": "n_embed"},
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
-            "new_decoder_architecture": _groups_or_norms,
+            "new_decoder_architecture": _is_newer_decoder,
             "num_ln_in_parallel_attn": _norms,
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,

@@ -102,12 +102,12 @@ def _gpt_bigcode(config: Config) -> Table:
 def _gpt_neo(config: Config) -> Table:
     types, depth, window = config.get("attention_types"), config.size("num_hidden_layers"), config.size("window_size")
     types = [[["global", "local"], 12]] if types is None else types
-    kinds: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     names: list[str] = []
     for entry in types if isinstance(types, list) else ():
         match entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(kind, str) and kind in kinds for kind in several
+                isinstance(layer_kind, str) and layer_kind in layer_tables for layer_kind in several
             ):
                 names += several * times
             case _:
@@ -117,7 +117,7 @@ def _gpt_neo(config: Config) -> Table:
             "attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
     stack = {
-        "variants": {name: kinds[name] for name in dict.fromkeys(names)},
+        "variants": {name: layer_tables[name] for name in dict.fromkeys(names)},
         **layer_pattern(names),
         "position": learned_positions(config),
     }
@@ -180,13 +180,13 @@ def _gpt_neox_japanese(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    kinds = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     names = ["plain"] * (depth - 1) + ["biased"]
     return decoder(
         config,
         block,
         norm,
-        stack={"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
+        stack={"variants": {name: layer_tables[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
     )
 
 
@@ -229,14 +229,14 @@ NO_COUNT = frozenset(
 )
 
 
-def _activation_name(facts: Facts) -> str:
+def _activation_name(model_facts: Facts) -> str:
     """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
-    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(model_facts.network.hidden_act, model_facts.network.hidden_act)
 
 
-def _attention_types(facts: Facts) -> list[Any]:
+def _attention_types(model_facts: Facts) -> list[Any]:
     """Returns GPT-Neo's attention types with one entry per layer."""
-    return [[["global" if kind == "full_attention" else "local"], 1] for kind in facts.kinds()]
+    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in model_facts.kinds()]
 
 
 def _every_token(op: Op) -> Op:

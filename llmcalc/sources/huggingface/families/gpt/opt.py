@@ -56,8 +56,8 @@ def _fairseq(config: Config, width: str, act: str, position: Table) -> Table:
 NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(facts: Facts) -> bool:
-    return facts.layers[0].norm_placement == "pre"
+def _pre(model_facts: Facts) -> bool:
+    return model_facts.layers[0].norm_placement == "pre"
 
 
 OPT_MODULES: Modules = {

@@ -64,12 +64,12 @@ def _cohere(config: Config) -> Table:
 
 def _cohere2(config: Config) -> Table:
     config.must("use_qk_norm", None, False)
-    kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 4)
+    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 4)
     mixer = attention(config, **_biased(config))
     if config.maybe("sliding_window") is None:
         del mixer["position"]
     return _parallel(
-        config, mixer, glu(config), _norm(config), sliding_stack(config, kinds, full_fields={"position": "none"})
+        config, mixer, glu(config), _norm(config), sliding_stack(config, layer_kinds, full_fields={"position": "none"})
     )
 
 
@@ -127,12 +127,17 @@ def _compass(config: Config) -> Table:
         config.maybe("sliding_window"),
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers")),
     )
-    kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
-    for field, kind in FULL_OR_SLIDING.items():
-        kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(config, kind=field)
+    layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    for field, layer_kind in FULL_OR_SLIDING.items():
+        layer_tables[layer_kind]["position"] = (
+            "none" if field in tables and tables[field] is None else rope(config, kind=field)
+        )
     if "sliding" in names and window is None:
         raise config.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = {"variants": {name: {"attention": kinds[name]} for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    stack = {
+        "variants": {name: {"attention": layer_tables[name]} for name in dict.fromkeys(names)},
+        **layer_pattern(names),
+    }
     return _parallel(config, attention(config, **_biased(config)), glu(config), _norm(config), stack)
 
 
@@ -171,11 +176,11 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 
-def _rms_eps(facts: Facts) -> float:
+def _rms_eps(model_facts: Facts) -> float:
     """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
-    if facts.layers[0].norm.type != "rmsnorm":
+    if model_facts.layers[0].norm.type != "rmsnorm":
         raise Absent
-    return facts.layers[0].norm.eps
+    return model_facts.layers[0].norm.eps
 
 
 FAMILIES = {

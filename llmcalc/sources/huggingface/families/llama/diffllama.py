@@ -15,12 +15,12 @@ def _diffllama(config: Config) -> Table:
     heads, eps = config.size("num_attention_heads"), config.number("rms_norm_eps")
     head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", config.size("hidden_size"), heads)
     kv_heads = config.maybe("num_key_value_heads") or heads
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     return llama_like(
         config,
         {
             "type": "differential",
-            **sizes,
+            **head_fields,
             "attention_bias": config.flag("attention_bias"),
             "norm_eps": eps,
             "position": rope(config),

@@ -30,7 +30,7 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""
 
 
-def _kinds(config: Config) -> list[str]:
+def _attention_kinds(config: Config) -> list[str]:
     """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
     depth, pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
     if config.maybe("sliding_window") is None or pattern in (None, 0):
@@ -49,7 +49,9 @@ def _exaone4(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "output",
     }
-    return decoder(config, block, norm, stack=sliding_stack(config, _kinds(config), full_fields={"position": "none"}))
+    return decoder(
+        config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
+    )
 
 
 def _exaone_moe(config: Config) -> Table:
@@ -66,11 +68,13 @@ def _exaone_moe(config: Config) -> Table:
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
-    if config.has("is_moe_layer") and config.get("is_moe_layer") != [kind == "sparse" for kind in network_kinds]:
+    if config.has("is_moe_layer") and config.get("is_moe_layer") != [
+        layer_kind == "sparse" for layer_kind in network_kinds
+    ]:
         raise config.wrong(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _kinds(config))
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
     width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),

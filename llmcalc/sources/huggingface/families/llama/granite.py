@@ -85,7 +85,9 @@ def _swa(config: Config, feed_forward: Table) -> Table:
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
     depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
+    layer_kinds = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)]
+    )
     bases = config.get("layer_rope_theta")
     if bases is not None and (
         not isinstance(bases, list)
@@ -94,9 +96,11 @@ def _swa(config: Config, feed_forward: Table) -> Table:
     ):
         raise config.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
-    for kind, base in zip(kinds, bases or [None] * depth, strict=False):
+    for layer_kind, base in zip(layer_kinds, bases or [None] * depth, strict=False):
         position = {} if base is None else {"position": {**rope(config), "rope_theta": float(base)} if base else "none"}
-        layers.append((kind, {"attention": {**position, **({"sliding_window": window} if kind == "sliding" else {})}}))
+        layers.append(
+            (layer_kind, {"attention": {**position, **({"sliding_window": window} if layer_kind == "sliding" else {})}})
+        )
     return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
@@ -129,9 +133,9 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _rope_bases(facts: Facts) -> Any:
+def _rope_bases(model_facts: Facts) -> Any:
     """Returns RoPE's base in each layer, 0 for a layer without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in facts.positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in model_facts.positions]
 
 
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}

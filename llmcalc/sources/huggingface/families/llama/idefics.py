@@ -45,26 +45,26 @@ def _idefics(config: Config) -> Table:
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
 
 
-def _no_image(config: Any) -> dict[str, tuple[int | str, ...]]:
+def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     """Returns the arguments of the class for a text without an image."""
     name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
     return {name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 
 
-def _image_layer(facts: Facts) -> Any:
+def _image_layer(model_facts: Facts) -> Any:
     """Returns the layer that attends to images."""
-    return facts.first.variants["image"]
+    return model_facts.first.variants["image"]
 
 
-def _interval(facts: Facts) -> int:
+def _image_layer_interval(model_facts: Facts) -> int:
     """Returns the number of Llama's layers above each layer that attends to images."""
-    names = facts.first.layer_names()
+    names = model_facts.first.layer_names()
     return names.count("block") // max(1, names.count("image"))
 
 
 WRITES: Writes = {
     "num_hidden_layers": lambda s: s.first.layer_names().count("block"),
-    "cross_layer_interval": _interval,
+    "cross_layer_interval": _image_layer_interval,
     "alpha_type": lambda s: "vector" if _image_layer(s).gate_per_feature else "float",
     "qk_layer_norms": lambda s: _image_layer(s).attention.qk_norm is not None,
     "vision_config": lambda s: {"embed_dim": _image_layer(s).source_size or s.spec.hidden_size},
@@ -99,7 +99,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
         writes=WRITES,
-        quirks=Quirks(reads_values=EVERY, more_inputs=_no_image),
+        quirks=Quirks(reads_values=EVERY, more_inputs=_empty_image_arguments),
         modules={
             "layers.image": "gated_cross_attn_layers",
             "cross_attn_pre_norm": "input_layernorm",

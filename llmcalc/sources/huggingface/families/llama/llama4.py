@@ -27,8 +27,10 @@ def _llama4_text(config: Config) -> Table:
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
-    positions = ["rope" if r else "nope" for r in _rope_flags(config, depth)]
-    ranges = listed_kinds(config, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
+    positions = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
+    ranges = listed_kinds(
+        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in positions]
+    )
     chunk = (
         {}
         if config.maybe("attention_chunk_size") is None
@@ -36,13 +38,15 @@ def _llama4_text(config: Config) -> Table:
     )
     attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
-        f"{a}_{b}": {"attention": {**attention_fields[a], **attention_fields[b]}}
-        for a in KINDS.values()
-        for b in ("rope", "nope")
+        f"{attention_range}_{position_kind}": {
+            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
+        }
+        for attention_range in KINDS.values()
+        for position_kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
-        step = config.size("interleave_moe_layer_step")
-        expert_layers = {*range(step - 1, depth, step)}
+        expert_interval = config.size("interleave_moe_layer_step")
+        expert_layers = {*range(expert_interval - 1, depth, expert_interval)}
     else:
         config.fields_read.add("interleave_moe_layer_step")
         expert_layers = {*config.sizes("moe_layers")}
@@ -64,7 +68,9 @@ def _llama4_text(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    layer_kinds = [f"{a}_{b}" for a, b in zip(ranges, positions, strict=True)]
+    layer_kinds = [
+        f"{attention_range}_{position_kind}" for attention_range, position_kind in zip(ranges, positions, strict=True)
+    ]
     return decoder(
         config,
         block,
@@ -84,8 +90,8 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return ropes
 
 
-def _qk_normed(facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in facts.mixers)
+def _qk_normed(model_facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in model_facts.mixers)
 
 
 EVERY_EXPERT = Deviation(

@@ -18,7 +18,7 @@ IMAGE_TOKENS = 8
 def _mllama_text_model(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     layers = config.get("cross_attention_layers")
-    chosen = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
+    cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
     layer: Table = {
         "attention": mixer,
@@ -27,7 +27,7 @@ def _mllama_text_model(config: Config) -> Table:
         "norm_placement": "pre",
     }
     image: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
-    names = ["image" if i in chosen else "block" for i in range(depth)]
+    names = ["image" if i in cross_layers else "block" for i in range(depth)]
     if "image" in names:
         config.notes.append(
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"

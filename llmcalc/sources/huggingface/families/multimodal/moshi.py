@@ -19,7 +19,7 @@ def _moshi(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")
     if not architecture(config).endswith(("ForCausalLM", "MoshiModel")):
         config.notes.append("num_codebooks: the embeddings of the audio's tokens are not counted")
-    return {**_decoder(config), "tie_word_embeddings": False, "additional_vocab_size": 1}
+    return {**_sliding_decoder(config), "tie_word_embeddings": False, "additional_vocab_size": 1}
 
 
 def _kyutai_speech_to_text(config: Config) -> Table:
@@ -30,11 +30,11 @@ def _kyutai_speech_to_text(config: Config) -> Table:
         f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory "
         "before their sum"
     )
-    return {**_decoder(config), "additional_vocab_size": codebooks * config.size("codebook_vocab_size") + 1}
+    return {**_sliding_decoder(config), "additional_vocab_size": codebooks * config.size("codebook_vocab_size") + 1}
 
 
-def _decoder(config: Config) -> Table:
-    """Returns a Llama with a sliding window; half of `ffn_dim` is the network's gate."""
+def _sliding_decoder(config: Config) -> Table:
+    """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the network's gate."""
     norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
     config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     if width % 2:

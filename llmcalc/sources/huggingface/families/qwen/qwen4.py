@@ -74,16 +74,16 @@ def _qwen4(config: Config) -> Table:
         "hc_lowrank": rank,
     }
     period = config.size("full_attention_interval")
-    kinds = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", KINDS, ["full" if (i + 1) % period == 0 else "linear" for i in range(depth)]
     )
     inputs = _ngram_inputs(config, norm, streams)
     layers: list[tuple[str, Table]] = []
-    for i, kind in enumerate(kinds):
-        if i + 1 in inputs and kind == "full":
+    for i, layer_kind in enumerate(layer_kinds):
+        if i + 1 in inputs and layer_kind == "full":
             raise config.wrong("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
-        changes: Table = {"attention": full} if kind == "full" else {}
-        layers.append((kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
+        changes: Table = {"attention": full} if layer_kind == "full" else {}
+        layers.append((layer_kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
     shared: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared}}
     return decoder(config, block, None, stack=stack)
@@ -106,7 +106,7 @@ def _indexer(config: Config, norm: Table) -> Table:
 
 
 def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
-    """Returns number of a layer, from 1 on → its embeddings of n-grams."""
+    """Returns the n-gram embeddings by the number of their layer, counted from 1."""
     listed = config.get("ple_layer_ids")
     numbers = [] if listed is None else sorted({*config.sizes("ple_layer_ids")})
     longest, per_length = config.size("ngram_size"), config.size("heads_per_ngram")
@@ -123,9 +123,9 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
         raise config.wrong("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
     primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
     inputs = {}
-    for i, number in enumerate(numbers):
+    for i, layer_number in enumerate(numbers):
         rows = ceil_div(sum(primes[i * heads : (i + 1) * heads]), divisor) * divisor
-        inputs[number] = {
+        inputs[layer_number] = {
             "ngram_input": {
                 "ngram_rows": rows,
                 "ngram_heads": heads,
@@ -145,15 +145,15 @@ def _is_prime(number: int) -> bool:
 
 @frozen(slots=True)
 class _VisibleBlocks(EntryScores):
-    """Scores of the complete blocks before each token alone."""
+    """The indexer's scores of the complete blocks before each token only."""
 
-    def pairs(self, run: RunConfig) -> Any:
-        past = run.past(self.rows)
-        return self.visible_pairs(past + run.new(self.rows)) - self.visible_pairs(past)
+    def pairs(self, run_config: RunConfig) -> Any:
+        past = run_config.past(self.rows)
+        return self.visible_pairs(past + run_config.new(self.rows)) - self.visible_pairs(past)
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns the indexer's scores as the class computes them."""
+    """Returns an operation with the indexer's scores as the `transformers` class computes them."""
     if not isinstance(op, EntryScores):
         return op
     return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)
@@ -167,17 +167,19 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of(facts: Facts) -> Any:
-    return present(next((m.block_indexer for m in facts.mixers if getattr(m, "block_indexer", None)), None))
+def _indexer_of(model_facts: Facts) -> Any:
+    return present(
+        next((mixer.block_indexer for mixer in model_facts.mixers if getattr(mixer, "block_indexer", None)), None)
+    )
 
 
-def _inputs(facts: Facts) -> dict[int, Any]:
-    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(facts.layers)}
-    return {number: part for number, part in parts.items() if part is not None}
+def _inputs(model_facts: Facts) -> dict[int, Any]:
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(model_facts.layers)}
+    return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
 
-def _input_of(facts: Facts) -> Any:
-    return present(next(iter(_inputs(facts).values()), None))
+def _input_of(model_facts: Facts) -> Any:
+    return present(next(iter(_inputs(model_facts).values()), None))
 
 
 MODULES = {

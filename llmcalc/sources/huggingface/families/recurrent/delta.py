@@ -56,7 +56,7 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     }
 
 
-def _qwen(config: Config, expert_flags: list[bool]) -> Table:
+def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     """Returns a model of Qwen's layers: `linear` or `full`, with or without `_moe`.
 
     expert_flags: whether each has experts.
@@ -87,7 +87,7 @@ def _qwen(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert,
             shared_expert_gate=True,
         )
-    kinds = {
+    layer_tables = {
         mixer + network: {
             "attention": mixers[mixer],
             "feed_forward": networks[network],
@@ -100,12 +100,12 @@ def _qwen(config: Config, expert_flags: list[bool]) -> Table:
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    names = [kind + ("_moe" if experts else "") for kind, experts in zip(mixing, expert_flags, strict=True)]
-    stack = stack_of_kinds(kinds, names)
-    return decoder(config, stack["block"], norm, stack=stack, **_prediction(config, names))
+    names = [layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixing, expert_flags, strict=True)]
+    stack = stack_of_kinds(layer_tables, names)
+    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, names))
 
 
-def _prediction(config: Config, names: list[str]) -> Table:
+def _prediction_module(config: Config, names: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a layer of full attention."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     full_kind = next((name for name in reversed(names) if name.startswith("full")), None)
@@ -121,21 +121,24 @@ def _prediction(config: Config, names: list[str]) -> Table:
 
 
 def _qwen3_next(config: Config) -> Table:
-    dense_indices, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
+    dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
-    return _qwen(
+    return _qwen_decoder(
         config,
-        [experts and i not in dense_layers and (i + 1) % step == 0 for i in range(config.size("num_hidden_layers"))],
+        [
+            experts and i not in dense_layers and (i + 1) % expert_interval == 0
+            for i in range(config.size("num_hidden_layers"))
+        ],
     )
 
 
 def _qwen3_5(config: Config) -> Table:
-    return _qwen(config, [False] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [False] * config.size("num_hidden_layers"))
 
 
 def _qwen3_5_moe(config: Config) -> Table:
-    return _qwen(config, [True] * config.size("num_hidden_layers"))
+    return _qwen_decoder(config, [True] * config.size("num_hidden_layers"))
 
 
 OUTSIDE = {
@@ -148,7 +151,7 @@ OUTSIDE = {
 
 
 def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`, whose fields may stand outside it under other names.
+    """Returns Kimi Linear's table `linear_attn_config`; its fields may also be at the top level, under other names.
 
     defaults: the defaults of further fields.
     """
@@ -183,7 +186,7 @@ def ling_3(config: Config) -> Table:
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
-    sizes = {
+    linear_fields = {
         "num_heads": config.size("linear_num_heads", "num_attention_heads"),
         "head_dim": config.size("linear_head_dim", "head_dim"),
         "short_conv_kernel_size": config.size("linear_conv_kernel_dim", "short_conv_kernel_size"),
@@ -192,7 +195,7 @@ def ling_3(config: Config) -> Table:
     bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear = kda(config, Config(sizes, {}, config.model_type), low_rank_gates=False, **bound)
+    linear = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
     return with_latent(
         config,
@@ -202,13 +205,16 @@ def ling_3(config: Config) -> Table:
     )
 
 
-def kda(config: Config, sizes: Config, **fields: Any) -> Table:
-    """Returns Kimi delta attention. sizes: the table with its sizes. fields: further fields of the part."""
+def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
+    """Returns Kimi delta attention. linear_fields: the config's table of its sizes.
+
+    fields: further fields of the component.
+    """
     return {
         "type": "kimi_delta_attention",
-        "linear_num_heads": sizes.size("num_heads"),
-        "linear_head_dim": sizes.size("head_dim"),
-        "linear_conv_kernel_dim": sizes.size("short_conv_kernel_size"),
+        "linear_num_heads": linear_fields.size("num_heads"),
+        "linear_head_dim": linear_fields.size("head_dim"),
+        "linear_conv_kernel_dim": linear_fields.size("short_conv_kernel_size"),
         "norm_eps": config.number("rms_norm_eps"),
         **fields,
     }
@@ -234,10 +240,14 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
     )
     names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in names else {})}
-    kinds = {
-        f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()
+    layer_tables = {
+        f"{mixer_name}_{network_name}": {**mixer, "feed_forward": network}
+        for mixer_name, mixer in mixers.items()
+        for network_name, network in networks.items()
     }
-    stack = stack_of_kinds(kinds, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
+    stack = stack_of_kinds(
+        layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixing, names, strict=True)]
+    )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
 
@@ -281,19 +291,19 @@ def _olmo_hybrid(config: Config) -> Table:
     if not _has_rope(config):
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}
-    kinds: dict[str, Table] = {
+    layer_tables: dict[str, Table] = {
         "linear": {**common_fields, "attention": linear, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
     default = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
     if "full" not in default:
         default[-1] = "full"
-    stack = stack_of_kinds(kinds, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default))
+    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default))
     return decoder(config, stack["block"], norm, stack=stack)
 
 
 def _has_rope(config: Config) -> bool:
-    """Whether the config has a base of RoPE. The released checkpoints have none, so no positions."""
+    """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
     rope_parameters = config.data.get("rope_parameters")
     return (
         rope_parameters.get("rope_theta") if isinstance(rope_parameters, dict) else config.data.get("rope_theta")

@@ -45,11 +45,12 @@ def hybrid_attention(config: Config, **fields: Any) -> Table:
     return {"type": "attention", **attention(config, **fields)}
 
 
-def mixed_decoder(config: Config, kinds: dict[str, Table], names: list[str]) -> Table:
+def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[str]) -> Table:
     """Returns a decoder with several kinds of layers; each kind is a layer's table without its norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names
+        {name: {**layer_table, "norm": norm, "norm_placement": "pre"} for name, layer_table in layer_tables.items()},
+        names,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
 
@@ -60,12 +61,12 @@ def dense(config: Config, bias: bool = False, width: int | None = None) -> Table
 
 
 def mamba2(config: Config, channels: int, **fields: Any) -> Table:
-    """Returns a Mamba-2 mixer of `channels` channels, under the field names of Bamba and later models."""
+    """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
     heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.divided("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
         raise config.wrong("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
-    sizes = {
+    mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
         "state_size": config.size("mamba_d_state"),
@@ -79,7 +80,7 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
     has_bias, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
         "type": "mamba2",
-        **sizes,
+        **mamba_fields,
         **kernel,
         "use_bias": has_bias,
         "out_bias": has_bias,
@@ -93,17 +94,17 @@ def _expanded(config: Config) -> int:
     return config.size("mamba_expand") * config.size("hidden_size")
 
 
-def _periodic_kinds(config: Config, prefix: str, kind: str, other_kind: str) -> list[str]:
-    """Returns the kind of each layer: `kind` in every `period`-th layer from `offset` on, else `other_kind`."""
+def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: str) -> list[str]:
+    """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
     period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
     if offset >= period:
         raise config.wrong(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
-    return [kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
+    return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
 
 
 def _jamba(config: Config) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
-    sizes = {
+    mamba_fields = {
         "intermediate_size": _expanded(config),
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
@@ -113,21 +114,27 @@ def _jamba(config: Config) -> Table:
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
-    mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
+    mamba = {
+        "type": "mamba",
+        **mamba_fields,
+        **kernel,
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
+        "norm": norm,
+    }
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     networks = {"dense": dense(config), "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense(config)}
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
-    kinds = {
-        f"{a}_{b}": {"attention": mixer, "feed_forward": network}
-        for a, mixer in mixers.items()
-        for b, network in networks.items()
+    layer_tables = {
+        f"{mixer_name}_{network_name}": {"attention": mixer, "feed_forward": network}
+        for mixer_name, mixer in mixers.items()
+        for network_name, network in networks.items()
     }
     pairs = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, kinds, [f"{a}_{b}" for a, b in pairs])
+    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in pairs])
 
 
 def _bamba(config: Config) -> Table:

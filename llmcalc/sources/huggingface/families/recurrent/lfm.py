@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
-def _mixers(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
+def _mixer_tables(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
     full_attention = attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **fields)
     return {
         "conv": {
@@ -51,17 +51,17 @@ def _lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         width = floor(2 * width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            step, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
+            width_multiple, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
             if factor * width < 1:
                 raise config.wrong("block_ffn_dim_multiplier", factor, f"at least 1 / {width}")
-            width = -(-floor(width * factor) // step) * step
+            width = -(-floor(width * factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
     names = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
     )
     block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {name: {**block, "attention": mixer} for name, mixer in _mixers(config, norm).items()}, names
+        {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, names
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 
@@ -79,21 +79,21 @@ def _lfm2_moe(config: Config) -> Table:
         router=router,
     )
     networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
-    kinds = {
+    layer_tables = {
         f"{mixer}_{network}": {
             "attention": table,
             "feed_forward": networks[network],
             "norm": norm,
             "norm_placement": "pre",
         }
-        for mixer, table in _mixers(config, norm).items()
+        for mixer, table in _mixer_tables(config, norm).items()
         for network in networks
     }
     config.texts("layer_types")  # the class has no default for layer_types
     dense_layers = config.count("num_dense_layers")
     mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        kinds, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
+        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 
@@ -101,7 +101,7 @@ def _lfm2_moe(config: Config) -> Table:
 def _lfm3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixers(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    mixers = _mixer_tables(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
         **({} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
@@ -140,8 +140,8 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in facts.mixers)
+def _gated(model_facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in model_facts.mixers)
 
 
 LFM_MODULES: Modules = {

@@ -110,26 +110,26 @@ classes ignore.
 """
 
 
-def layer_interval(facts: Facts, layer_indices: list[int]) -> int:
+def layer_interval(model_facts: Facts, layer_indices: list[int]) -> int:
     """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
-    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(facts.layers)
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(model_facts.layers)
 
 
-def layers_of_kind(facts: Facts, kind: str) -> list[int]:
+def layers_of_kind(model_facts: Facts, kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [i for i, layer_kind in enumerate(facts.kinds()) if layer_kind == kind]
+    return [i for i, layer_kind in enumerate(model_facts.kinds()) if layer_kind == kind]
 
 
-def inner_width(facts: Facts) -> int:
+def inner_width(model_facts: Facts) -> int:
     """Returns the number of channels of the first state-space mixer."""
-    mixer = facts.typed("mamba", "mamba2")
+    mixer = model_facts.typed("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
-def expansion(facts: Facts) -> int:
+def expansion(model_facts: Facts) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
-    factor, remainder = divmod(inner_width(facts), facts.spec.hidden_size)
+    factor, remainder = divmod(inner_width(model_facts), model_facts.spec.hidden_size)
     if remainder or not factor:
         raise Absent
     return factor

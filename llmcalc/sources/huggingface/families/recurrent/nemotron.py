@@ -55,7 +55,7 @@ def _nemotron(config: Config) -> Table:
     return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
 
 
-def _layers(config: Config) -> list[str]:
+def _layer_kinds(config: Config) -> list[str]:
     """Returns the kind of each layer, from a list or from letters; their number is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     pattern: Any = config.get(field)
@@ -70,7 +70,7 @@ def _layers(config: Config) -> list[str]:
 
 def _mamba(config: Config) -> Table:
     heads, has_bias = config.size("mamba_num_heads"), config.flag("use_bias")
-    sizes = {
+    mamba_fields = {
         "num_heads": heads,
         "head_dim": config.size("mamba_head_dim"),
         "state_size": config.size("ssm_state_size"),
@@ -86,7 +86,7 @@ def _mamba(config: Config) -> Table:
     }
     return {
         "type": "mamba2",
-        **sizes,
+        **mamba_fields,
         **kernel,
         **other_fields,
         "use_bias": has_bias,
@@ -116,7 +116,7 @@ def _moe(config: Config, act: str) -> Table:
 def _nemotron_h(config: Config) -> Table:
     uncounted_prediction(config)
     norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
-    names = _layers(config)
+    names = _layer_kinds(config)
     layer_parts: dict[str, Any] = {
         "mamba": lambda: {"attention": _mamba(config), "feed_forward": NONE},
         "attention": lambda: {"attention": hybrid_attention(config, position=None), "feed_forward": NONE},
@@ -137,11 +137,12 @@ def _nemotron_h(config: Config) -> Table:
 COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
 
 
-def _letters(facts: Facts) -> str:
+def _pattern_letters(model_facts: Facts) -> str:
     """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
-        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in facts.layers
+        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type]
+        for layer in model_facts.layers
     )
 
 
@@ -234,7 +235,7 @@ FAMILIES = {
         },
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         writes={
-            "hybrid_override_pattern": _letters,
+            "hybrid_override_pattern": _pattern_letters,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),

@@ -27,12 +27,12 @@ def _xlstm(config: Config) -> Table:
         "norm_eps": eps,
     }
     mixer |= {
-        "qk_head_dim": _head(config, "qk_dim_factor", hidden, heads),
-        "v_head_dim": _head(config, "v_dim_factor", hidden, heads),
+        "qk_head_dim": _head_size(config, "qk_dim_factor", hidden, heads),
+        "v_head_dim": _head_size(config, "v_dim_factor", hidden, heads),
     }
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
-    step = config.size("ffn_round_up_to_multiple_of")
-    width = floor((hidden * config.number("ffn_proj_factor") + step - 1) // step * step)
+    width_multiple = config.size("ffn_round_up_to_multiple_of")
+    width = floor((hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple)
     network: Table = {
         "intermediate_size": width,
         "hidden_act": "silu",
@@ -44,8 +44,8 @@ def _xlstm(config: Config) -> Table:
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
 
-def _head(config: Config, factor: str, hidden: int, heads: int) -> int:
-    """Returns the size of a head: factor · hidden_size / heads.
+def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
+    """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """

@@ -45,7 +45,7 @@ ZAMBA2 = [
 ]
 
 
-def _stacked(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
+def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
     """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(names) != depth:
@@ -57,16 +57,16 @@ def _stacked(config: Config, mixer: Table, block: Table, names: list[str], block
     mixer_fields = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
-    kinds: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
+    layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied, layers = (
         config.flag("tie_word_embeddings"),
         list(block_of_layer.values()),
     )  # the classes tie the shared blocks and all other ties, or nothing
     for name in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
-        kinds[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
+        layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     layer_kinds = [block_of_layer.get(i, "mamba") for i in range(depth)]
-    stack = stack_of_kinds(kinds, layer_kinds)
+    stack = stack_of_kinds(layer_tables, layer_kinds)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
     return decoder(
         config,
@@ -77,7 +77,7 @@ def _stacked(config: Config, mixer: Table, block: Table, names: list[str], block
     )
 
 
-def _attention(config: Config, position: Table | None) -> Table:
+def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose heads together have twice the width of the model, like its input."""
     double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
     if (config.maybe("attention_hidden_size") or double_width) != double_width:
@@ -94,7 +94,7 @@ def _zamba(config: Config) -> Table:
         config.size("mamba_expand") * config.size("hidden_size"),
     )
     config.divided("n_mamba_heads", channels, heads)
-    sizes = {
+    mamba_fields = {
         "intermediate_size": channels,
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
@@ -105,7 +105,7 @@ def _zamba(config: Config) -> Table:
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
-    mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
+    mixer = {"type": "mamba", **mamba_fields, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
@@ -116,7 +116,9 @@ def _zamba(config: Config) -> Table:
         if layer_types is None
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
-    return _stacked(config, mixer, {"attention": _attention(config, None), "feed_forward": glu(config)}, names, 1)
+    return _hybrid_decoder(
+        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, names, 1
+    )
 
 
 def _zamba2(config: Config) -> Table:
@@ -128,7 +130,7 @@ def _zamba2(config: Config) -> Table:
     head_dim = config.divided("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
         raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
-    sizes = {
+    mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
         "state_size": config.size("mamba_d_state"),
@@ -139,7 +141,7 @@ def _zamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "norm": rmsnorm(1e-5),
     }
-    mixer = {"type": "mamba2", **sizes, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
+    mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
     if (config.maybe("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.wrong(
@@ -147,7 +149,7 @@ def _zamba2(config: Config) -> Table:
             config.get("attention_head_dim"),
             f"2 × hidden_size / num_attention_heads = {double_head_dim}",
         )
-    shared_attention = _attention(config, rope(config) if config.flag("use_mem_rope") else None)
+    shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
         ids = config.sizes("hybrid_layer_ids")
         if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
@@ -174,7 +176,7 @@ def _zamba2(config: Config) -> Table:
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _stacked(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
 COMMON: Table = {
@@ -218,22 +220,27 @@ OTHER = IGNORED | {
 }
 
 
-def _hybrids(facts: Facts) -> list[str]:
+def _layer_kinds(model_facts: Facts) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in facts.layers]
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_facts.layers]
 
 
-def _transformer(facts: Facts) -> Any:
-    return facts.named("transformer")
+def _transformer(model_facts: Facts) -> Any:
+    return model_facts.named("transformer")
 
 
-def _shared_blocks(facts: Facts) -> int:
-    return max(1, len({name for name in facts.first.layer_names() if hasattr(facts.first.layer(name), "transformer")}))
+def _shared_blocks(model_facts: Facts) -> int:
+    return max(
+        1,
+        len(
+            {name for name in model_facts.first.layer_names() if hasattr(model_facts.first.layer(name), "transformer")}
+        ),
+    )
 
 
 ZAMBA_WRITES: Writes = {
     **MAMBA_WRITES,
-    "layers_block_type": _hybrids,
+    "layers_block_type": _layer_kinds,
     "n_mamba_heads": state_space_field("num_heads"),
     "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
     "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,

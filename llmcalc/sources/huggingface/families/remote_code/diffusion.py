@@ -83,9 +83,9 @@ def _llada_moe(config: Config) -> Table:
     )
     frequency = config.get("moe_layer_freq")
     expert_frequencies = frequency if isinstance(frequency, list) else [frequency] * depth
-    if len(expert_frequencies) != depth or any(kind not in (0, 1) for kind in expert_frequencies):
+    if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
         raise config.wrong("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
-    names = ["moe" if kind else "dense" for kind in expert_frequencies]
+    names = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
     dense_network = (
         {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
     )

@@ -49,7 +49,7 @@ def _bailing_moe(config: Config) -> Table:
 
 
 def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns the grouped-query attention of Ling. norm: the norm of queries and keys, if it has one."""
+    """Returns the grouped-query attention of Ling. norm: of queries and keys, if there is one."""
     return attention(
         config,
         position=ling_rope(config),
@@ -81,7 +81,7 @@ def ling_experts(config: Config) -> Table:
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: that of queries and keys, if it has one."""
+    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: of queries and keys, if there is one."""
     heads = config.size("num_attention_heads")
     return {
         "type": "lightning",
@@ -119,8 +119,8 @@ def _klear(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
     dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
-    step, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    names = ["dense" if i in dense or (i + 1) % step else "moe" for i in range(depth)]
+    expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
+    names = ["dense" if i in dense or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
@@ -130,9 +130,12 @@ def _klear(config: Config) -> Table:
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {}}
+    layer_tables: Table = {
+        "moe": {},
+        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {},
+    }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _hunyuan(config: Config) -> Table:
@@ -161,10 +164,10 @@ def _hunyuan(config: Config) -> Table:
             glu(config, width=expert_width),
             shared_network if config.flag("use_mixed_mlp_moe") else None,
         )
-    kinds: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
+    layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     names = ["shared" if i % period else "computed" for i in range(depth)]
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _in_every_layer(config: Config, name: str, depth: int) -> int:
@@ -202,10 +205,10 @@ def _arctic(config: Config) -> Table:
         expert_layer |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
     dense_network = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
+    layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
     if {*names} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
-    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _grok_2(config: Config) -> Table:
@@ -235,7 +238,7 @@ def _minimax_m1(config: Config) -> Table:
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.size("rotary_dim")
-    return minimax(config, ["full" if kind else "linear" for kind in attention_flags], position)
+    return minimax(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
 
 
 def _sarvam_mla(config: Config) -> Table:
@@ -261,27 +264,27 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_layout(config, name, depth, default) for name, default in LAYOUTS.items())
+    rotary, window_flags = (_expert_flags(config, name, depth, default) for name, default in LAYOUTS.items())
     window = config.maybe("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
-    norm, names, kinds = rmsnorm(config.number("rms_norm_eps")), [], {}
+    norm, names, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
     for rotates, is_windowed in zip(rotary, window_flags, strict=True):
         fields: Table = {} if rotates else {"position": "none"}
         fields |= {"sliding_window": window} if is_windowed and window else {}
         names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
-        kinds[names[-1]] = {"attention": fields} if fields else {}
+        layer_tables[names[-1]] = {"attention": fields} if fields else {}
     block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config."""
+def _expert_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
+    """Returns for each layer 1 if it has experts, else 0, from a list in the config."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")

@@ -37,7 +37,7 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
-        number = (
+        version_number = (
             float(stated_version)
             if isinstance(stated_version, str) or is_number(stated_version)
             else first_version
@@ -45,16 +45,16 @@ def _text_of_version(config: Config, first_version: float) -> Table:
             else None
         )
     except (ValueError, OverflowError):
-        number = None
-    if number not in TEXT_OF_VERSION:
+        version_number = None
+    if version_number not in TEXT_OF_VERSION:
         raise config.wrong("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    return _text_as(config, TEXT_OF_VERSION[number], config.data)
+    return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
 
 
-def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
+def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the text model that the fields describe, read under the given model type."""
-    family = family_of(kind)
-    text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
+    family = family_of(model_type)
+    text = config_of({**fields, "architectures": []}, model_type, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
     config.fields_read |= text.fields_read | family.ignored
     config.notes += text.notes
@@ -70,7 +70,7 @@ def _moondream(config: Config) -> Table:
     config.must("config", None, {})
     config.notes.append(f"vision: {NOT_COUNTED}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
-    return _text_as(config, "phi", stated_fields)
+    return _text_of_type(config, "phi", stated_fields)
 
 
 NOT_COUNTED = "its encoder is not counted"

@@ -159,7 +159,7 @@ def _openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
     depth, width, divisor = config.size("num_hidden_layers"), config.size("hidden_size"), config.size("ffn_dim_divisor")
     config.must("ffn_with_glu", True)
-    norm, size = rmsnorm(), config.size("head_dim")
+    norm, head_dim = rmsnorm(), config.size("head_dim")
     normed = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
     queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
     groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
@@ -180,7 +180,7 @@ def _openelm(config: Config) -> Table:
                     "attention": {
                         "num_attention_heads": heads,
                         "num_key_value_heads": kv_heads,
-                        "head_dim": size,
+                        "head_dim": head_dim,
                         "position": rope(config, theta_name="rope_freq_constant"),
                         **normed,
                     },

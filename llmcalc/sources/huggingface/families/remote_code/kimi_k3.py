@@ -20,8 +20,8 @@ def _kimi_k3(config: Config) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("num_key_value_heads", None, config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixers = _mixers(config, depth)
-    experts, block_size = _experts(config), config.maybe("attn_res_block_size")
+    mixers = _attention_mixers(config, depth)
+    experts, block_size = _latent_experts(config), config.maybe("attn_res_block_size")
     base: Table = {"norm": norm, "norm_placement": "pre", "attention": mixers.linear, "feed_forward": experts}
     changes: dict[str, Table] = {
         "linear": {},
@@ -58,8 +58,8 @@ class _Mixers(NamedTuple):
     kinds: list[str]
 
 
-def _mixers(config: Config, depth: int) -> _Mixers:
-    """Returns Kimi delta attention, latent attention, and which of them each layer has."""
+def _attention_mixers(config: Config, depth: int) -> _Mixers:
+    """Returns Kimi delta attention, latent attention, and the kind of attention of each layer."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
     bound: Table = {}
@@ -75,13 +75,13 @@ def _mixers(config: Config, depth: int) -> _Mixers:
     )
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
-    kinds = kimi_mixers(config, linear_config, depth)
+    layer_kinds = kimi_mixers(config, linear_config, depth)
     linear_config.close(frozenset(), config)
-    return _Mixers(linear, full, kinds)
+    return _Mixers(linear, full, layer_kinds)
 
 
-def _experts(config: Config) -> Table:
-    """Returns the experts, with a latent width of their own, and the shared experts as one of their total width."""
+def _latent_experts(config: Config) -> Table:
+    """Returns routed experts on a latent of another width, and the shared experts as one network."""
     width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")
     normed = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}

@@ -18,8 +18,8 @@ from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm, rope
 
 def _ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
-    depth, steps = config.size("num_hidden_layers"), config.size("total_ut_steps")
-    stack = _steps(config, steps)
+    depth, loop_count = config.size("num_hidden_layers"), config.size("total_ut_steps")
+    stack = _steps(config, loop_count)
     config.must("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
@@ -49,18 +49,18 @@ def _loopcoder(config: Config) -> Table:
     return decoder(config, block, norm, stack=_steps(config, 2))
 
 
-def _steps(config: Config, steps: int) -> Table:
-    """Returns a stack whose layers all run in each of the steps, with the same parameters."""
+def _steps(config: Config, loop_count: int) -> Table:
+    """Returns a stack whose layers all run in each of the loop_count, with the same parameters."""
     depth = config.size("num_hidden_layers")
-    if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
+    if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
     if depth == 1:
-        return {"num_hidden_layers": steps, "shared_layers": ["block"]}
+        return {"num_hidden_layers": loop_count, "shared_layers": ["block"]}
     names = [f"layer_{i}" for i in range(depth)]
     return {
-        "num_hidden_layers": depth * steps,
+        "num_hidden_layers": depth * loop_count,
         "variants": {name: {} for name in names},
-        "first_layers": names * steps,
+        "first_layers": names * loop_count,
         "pattern": names[-1:],
         "shared_layers": names,
     }

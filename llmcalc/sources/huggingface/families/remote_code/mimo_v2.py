@@ -23,15 +23,15 @@ def _mimo_v2(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
-    sizes = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
+    head_fields = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
     sliding_sizes = {
-        name: config.size(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in sizes.items()
+        name: config.size(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
     }
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
-    mixer = attention(config, **qkv, **sizes)
-    ranges = ["sliding" if mark else "full" for mark in _marks(config, "hybrid_layer_pattern", depth)]
-    networks = ["moe" if mark else "dense" for mark in _marks(config, "moe_layer_freq", depth)]
+    mixer = attention(config, **qkv, **head_fields)
+    ranges = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
+    networks = ["moe" if mark else "dense" for mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
@@ -47,7 +47,7 @@ def _mimo_v2(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_kinds), (networks, network_kinds)))
 
 
-def _marks(config: Config, field: str, depth: int) -> list[int]:
+def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     """Returns a list with 0 or 1 for each layer. Raises `InputError` for another length or another number."""
     marks = config.sizes(field)
     if len(marks) != depth or not {*marks} <= {0, 1}:

@@ -23,21 +23,21 @@ def _minicpm_sala(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
-    block = {"attention": _sparse(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"sparse": {}, "lightning": {"attention": _lightning(config, norm)}}
+    block = {"attention": _sparse_attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     names = ["sparse" if name == SPARSE else "lightning" for name in types]
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
-def _sparse(config: Config) -> Table:
+def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
     position = rope(config) if config.flag("attn_use_rope") else None
     return attention(config, position=position, **gate, **biases(config.flag("attention_bias"), *QKVO))
 
 
-def _lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention. norm: that of queries and keys, if it has one."""
+def _lightning_attention(config: Config, norm: Table) -> Table:
+    """Returns the lightning attention. norm: of queries and keys, if there is one."""
     heads = config.size("lightning_nh")
     config.must("lightning_nkv", heads)
     for name in ("use_output_gate", "use_output_norm"):

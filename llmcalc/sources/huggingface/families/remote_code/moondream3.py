@@ -29,7 +29,7 @@ def _moondream3(config: Config) -> Table:
     """Reads Moondream 3. The scales of queries and values by each token's projections (`tau`) are not counted."""
     sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text = Config(_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
+    text = Config(_config_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
     stated_experts = text.table("moe") if text.has("moe") else {}
     experts = Config(stated_experts, EXPERTS, config.model_type, where="config.text.moe.")
     hidden, depth = text.size("dim"), text.size("n_layers")
@@ -60,9 +60,9 @@ def _moondream3(config: Config) -> Table:
     }
     block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
     first = experts.count("start_layer")
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": routed}}
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
     names = ["dense" if layer < first else "moe" for layer in range(depth)]
-    sizes = Config(
+    model_sizes = Config(
         {
             "vocab_size": text.size("vocab_size"),
             "hidden_size": hidden,
@@ -74,10 +74,10 @@ def _moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(sizes, block, norm, {"bias": True}, combined_kinds((names, kinds)))
+    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((names, layer_tables)))
 
 
-def _section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
     section = sections.get(name)
     if section is not None and not isinstance(section, dict):

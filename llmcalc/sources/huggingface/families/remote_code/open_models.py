@@ -38,7 +38,7 @@ def _hf_olmo(config: Config) -> Table:
         stack["embedding_norm"] = norm
     block = {
         "attention": mixer,
-        "feed_forward": _network(config, bias),
+        "feed_forward": _feed_forward(config, bias),
         "norm": norm,
         "norm_placement": "output" if config.flag("norm_after") else "pre",
     }
@@ -50,9 +50,9 @@ def _hf_olmo(config: Config) -> Table:
 
 def _norm(config: Config, affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
-    kinds = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
+    layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
     fields = {"bias": bias} if affine else {"weight": False}
-    norm: Table = config.choice(kinds, "layer_norm_type")(eps, **fields)
+    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **fields)
     return norm
 
 
@@ -67,18 +67,18 @@ def _kv_heads(config: Config) -> int:
     return stated_heads
 
 
-def _network(config: Config, bias: bool) -> Table:
+def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if act != "silu":
         return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
-    half = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
-    if not half:
+    half_width = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
+    if not half_width:
         raise config.wrong("intermediate_size", width, "an even number")
     return {
-        "intermediate_size": half,
+        "intermediate_size": half_width,
         "hidden_act": act,
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
@@ -86,7 +86,7 @@ def _network(config: Config, bias: bool) -> Table:
 
 
 def _network_width(config: Config, multiplier: int) -> int:
-    """Returns the width of a network whose config states none: `multiplier` the width of the layers."""
+    """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
     if multiplier * hidden > LARGEST:
         raise config.wrong(
@@ -123,8 +123,8 @@ def _openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
-    data = {**arguments, **config.data}
-    inner_config = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    config_data = {**arguments, **config.data}
+    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.where, config.aliases)
     table = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
     return table

@@ -47,12 +47,12 @@ def _plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = {"attention": sliding, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
-    kinds: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     names = [
         "mamba" if _is_mamba(config, i, depth, period) else "full" if window is None or i in full else "sliding"
         for i in range(depth)
     ]
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
 def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
@@ -72,11 +72,15 @@ def _plamo3(config: Config) -> Table:
     config.fields_read.add("interleaved_sliding_window")
     default = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
     if isinstance(windows, list):
-        sizes = {size for size in windows if size is not None}
-        if len(windows) != depth or len(sizes) > 1 or not all(type(size) is int and size > 0 for size in sizes):
+        window_sizes = {window_size for window_size in windows if window_size is not None}
+        if (
+            len(windows) != depth
+            or len(window_sizes) > 1
+            or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
+        ):
             raise config.wrong("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
-        default = ["full" if size is None else "sliding" for size in windows]
-        window = next(iter(sizes), window)
+        default = ["full" if window_size is None else "sliding" for window_size in windows]
+        window = next(iter(window_sizes), window)
     names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     mixer = attention(config, **qk_norm(norm))
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}

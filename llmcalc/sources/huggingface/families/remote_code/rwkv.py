@@ -25,15 +25,15 @@ def _rwkv6(config: Config) -> Table:
 
 
 def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
-    """Returns a model of RWKV-5 or RWKV-6. Its field num_attention_heads is not what its class reads."""
+    """Returns a model of RWKV-5 or RWKV-6. The class does not read the config's num_attention_heads."""
     hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon")
-    size = config.size("head_size")
+    head_dim = config.size("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))
     width = config.maybe("attention_hidden_size") or hidden
     mixing = {
         "type": "rwkv_head_mix",
-        "num_heads": config.divided("head_size", width, size),
-        "head_dim": size,
+        "num_heads": config.divided("head_size", width, head_dim),
+        "head_dim": head_dim,
         "norm_eps": eps * config.size("head_size_divisor") ** 2,
         **ranks,
     }
@@ -57,20 +57,20 @@ def _rwkv7(config: Config) -> Table:
     """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
     for name in ("attn", "norm_first", "norm_bias"):
         config.must(name, config.defaults[name])
-    hidden, size = config.size("hidden_size"), config.size("head_dim")
+    hidden, head_dim = config.size("hidden_size"), config.size("head_dim")
     widths = config.get("value_dim")
     if widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
         raise config.wrong("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
-    heads, eps = config.divided("head_dim", hidden, size), config.number("norm_eps")
+    heads, eps = config.divided("head_dim", hidden, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
     mixing = {
         "type": "rwkv7_time_mix",
         "num_heads": heads,
-        "head_dim": size,
-        "norm_eps": eps * size,
+        "head_dim": head_dim,
+        "norm_eps": eps * head_dim,
         **{
-            field: config.maybe(name) or max(32, round(share * hidden**0.5 * (scale or size / 64) / 32) * 32)
-            for field, name, share, scale in (
+            field: config.maybe(name) or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
+            for field, name, mix_field, scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),

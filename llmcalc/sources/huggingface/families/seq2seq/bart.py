@@ -150,7 +150,7 @@ def bart_like(
     bias: bool = True,
     **sides: Table,
 ) -> Table:
-    """Returns both stacks, with biases everywhere. Pre-norm stacks end in a norm.
+    """Returns the encoder's and the decoder's stack, with biases everywhere. Pre-norm stacks end in a norm.
 
     bias: whether the projections of attention have biases.
     sides: further fields of `encoder` or `decoder`.
@@ -176,18 +176,18 @@ def bart_like(
     }
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = config.size("max_position_embeddings")
-    context: Table = {"position": position}
+    stack_fields: Table = {"position": position}
     if embedding_norm:
-        context["embedding_norm"] = layernorm()
+        stack_fields["embedding_norm"] = layernorm()
     if placement == "pre":
-        context["final_norm"] = layernorm()
-    for side in ("encoder", "decoder"):
-        depth = config.size("num_hidden_layers") if side == "encoder" else config.size("decoder_layers")
-        table[side] = {
+        stack_fields["final_norm"] = layernorm()
+    for stack_name in ("encoder", "decoder"):
+        depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
+        table[stack_name] = {
             "num_hidden_layers": depth,
-            "block": block(config, side, placement, bias),
-            **context,
-            **sides.get(side, {}),
+            "block": block(config, stack_name, placement, bias),
+            **stack_fields,
+            **sides.get(stack_name, {}),
         }
     if decoder_only:
         del table["encoder"]
@@ -199,13 +199,13 @@ def bart_like(
     return {**table, "head": head_table(config, None, score)}
 
 
-def block(config: Config, side: Side, placement: str, bias: bool = True) -> Table:
-    heads = config.size("num_attention_heads") if side == "encoder" else config.size("decoder_attention_heads")
-    config.divided(f"{side}_attention_heads", config.size("hidden_size"), heads)
+def block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
+    heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
+    config.divided(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
     table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
-    table["feed_forward"] = mlp(config.size(f"{side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    return {**table, "cross_attention": attention} if side == "decoder" else table
+    table["feed_forward"] = mlp(config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    return {**table, "cross_attention": attention} if stack_side == "decoder" else table
 
 
 def learned_positions(config: Config, offset: int = 0) -> Table:
@@ -241,13 +241,13 @@ IGNORED = frozenset(
 )
 
 
-def _side(facts: Facts, side: str, field: str) -> Any:
-    block = present(getattr(facts.spec, side)).block
+def _side(model_facts: Facts, stack_name: str, field: str) -> Any:
+    block = present(getattr(model_facts.spec, stack_name)).block
     return getattr(block, field)
 
 
-def _width(facts: Facts, side: str) -> int:
-    network = _side(facts, side, "feed_forward")
+def _width(model_facts: Facts, stack_name: str) -> int:
+    network = _side(model_facts, stack_name, "feed_forward")
     width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
     return width
 

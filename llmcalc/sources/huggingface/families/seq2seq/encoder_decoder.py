@@ -22,25 +22,29 @@ from ..bert.bert import BERT_MODULES, SECOND_BIAS
 def _encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
     sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
-    kinds = {name: _model_type(config, name, fields) for name, fields in sections.items()}
-    decoder_class = causal_class(kinds["decoder"], "decoder.", config.data)
+    layer_tables = {name: _model_type(config, name, fields) for name, fields in sections.items()}
+    decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
     encoder, decoder = (
-        _model(config, "encoder", kinds["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
-        _model(config, "decoder", kinds["decoder"], {**sections["decoder"], "architectures": [decoder_class]}),
+        _section_model(config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
+        _section_model(
+            config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
+        ),
     )
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.wrong("encoder", kinds["encoder"], "the config of an encoder (is_decoder = false)")
+        raise config.wrong("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")
     block = decoder["decoder"]["block"] if "decoder" in decoder and "encoder" not in decoder else {}
     if not block.get("idle_cross_attention"):
         raise config.wrong(
-            "decoder", kinds["decoder"], "the config of a decoder with is_decoder = true and add_cross_attention = true"
+            "decoder",
+            layer_tables["decoder"],
+            "the config of a decoder with is_decoder = true and add_cross_attention = true",
         )
     del block["idle_cross_attention"]
-    width, source = decoder["hidden_size"], encoder["hidden_size"]
-    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source}
+    width, source_width = decoder["hidden_size"], encoder["hidden_size"]
+    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if "pooler" in encoder:
         stack["pooler"] = encoder["pooler"]
-    if source != width and sections["decoder"].get("cross_attention_hidden_size") is None:
+    if source_width != width and sections["decoder"].get("cross_attention_hidden_size") is None:
         stack["output_size"] = width
     return {**decoder, "encoder": stack}
 
@@ -52,12 +56,12 @@ def _model_type(config: Config, name: str, fields: Mapping[str, Any]) -> str:
     return usual_name(model_type)
 
 
-def _model(config: Config, name: str, kind: str, fields: Mapping[str, Any]) -> Table:
+def _section_model(config: Config, name: str, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the model that a section of the config describes."""
-    family = family_of(kind, f"{name}.", fields)
+    family = family_of(model_type, f"{name}.", fields)
     if family.read is None:
-        raise config.wrong(name, kind, "a model of text, not a wrapper")
-    section = config_of(fields, kind, family, "none" if name == "encoder" else "lm", f"{name}.")
+        raise config.wrong(name, model_type, "a model of text, not a wrapper")
+    section = config_of(fields, model_type, family, "none" if name == "encoder" else "lm", f"{name}.")
     table = family.read(section)
     table |= dropout_of(section, family)
     section.close(family.ignored, config)

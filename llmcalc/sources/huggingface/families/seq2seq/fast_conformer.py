@@ -15,29 +15,29 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layernorm, le
 
 def _canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of its config and reads the encoder's output as it is."""
-    section = _section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
+    section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
         raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
-    encoder, decoder = _encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
+    encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
     section.divided("num_attention_heads", width, heads)
     if encoder["hidden_size"] != width:
         raise config.wrong(
             "encoder_config", encoder["hidden_size"], f"a hidden_size of {width}, which the decoder's layers read"
         )
-    model = _model(config, section, encoder, decoder)
+    model = _speech_model(config, section, encoder, decoder)
     section.close(NO_COUNT, config)
     return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
 
 
 def _cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
-    encoder = {**_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
-    return _model(config, config, encoder, _decoder(config, learned_positions(config)))
+    encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
+    return _speech_model(config, config, encoder, _decoder(config, learned_positions(config)))
 
 
-def _section(config: Config, name: str, kind: str, defaults: Table) -> Config:
+def _config_section(config: Config, name: str, kind: str, defaults: Table) -> Config:
     """Returns a section of the config, which has the defaults of its class where the config has none."""
     fields = {} if config.get(name) is None else config.table(name)
     section = Config(fields, defaults, kind, where=f"{name}.")
@@ -46,7 +46,7 @@ def _section(config: Config, name: str, kind: str, defaults: Table) -> Config:
     return section
 
 
-def _model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
+def _speech_model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
     """Returns the model. section: the decoder's fields."""
     config.must("is_encoder_decoder", True)
     return {
@@ -88,9 +88,9 @@ def _decoder(section: Config, position: Table) -> Table:
     }
 
 
-def _encoder(config: Config, defaults: Table) -> Table:
+def _conformer_encoder(config: Config, defaults: Table) -> Table:
     """Returns the FastConformer. defaults: the values of fields that its section leaves out."""
-    section = _section(config, "encoder_config", "parakeet_encoder", defaults)
+    section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
     kernel, act = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
@@ -133,14 +133,14 @@ def _subsampling(section: Config) -> Table:
     factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
     section.must("subsampling_conv_kernel_size", 3)
     section.must("subsampling_conv_stride", 2)
-    count = factor.bit_length() - 1
-    if factor < 2 or factor != 2**count:
+    convolution_count = factor.bit_length() - 1
+    if factor < 2 or factor != 2**convolution_count:
         raise section.wrong("subsampling_factor", factor, "a power of 2, at least 2")
     if mel_bins % factor:
         raise section.wrong("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
     first = {"channels": section.size("subsampling_conv_channels"), "bias": True}
     separable = {**first, "separable": True}
-    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (count - 1)], "bias": True}
+    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (convolution_count - 1)], "bias": True}
 
 
 NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})

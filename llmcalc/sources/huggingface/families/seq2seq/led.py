@@ -16,8 +16,8 @@ from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_lik
 
 def _led(config: Config) -> Table:
     encoder_rows, decoder_rows = (
-        {"type": "learned", "max_position_embeddings": config.size(f"max_{side}_position_embeddings")}
-        for side in ("encoder", "decoder")
+        {"type": "learned", "max_position_embeddings": config.size(f"max_{stack_name}_position_embeddings")}
+        for stack_name in ("encoder", "decoder")
     )
     encoder = {"position": encoder_rows, **windows(config, config.size("num_hidden_layers"))}
     decoder = {"position": decoder_rows}

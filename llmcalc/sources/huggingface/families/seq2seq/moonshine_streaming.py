@@ -43,7 +43,7 @@ def _moonshine_streaming(config: Config) -> Table:
         config.divided("num_attention_heads", hidden, heads)
     else:
         mixer["head_dim"] = head_dim
-    share = 1.0 if config.has("rope_parameters") else 0.8
+    rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
     network = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
@@ -53,7 +53,7 @@ def _moonshine_streaming(config: Config) -> Table:
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": {
-            "attention": {**mixer, "position": rope(config, share)},
+            "attention": {**mixer, "position": rope(config, rotary_fraction)},
             "cross_attention": mixer,
             "feed_forward": network,
             "norm": norm,
@@ -66,13 +66,13 @@ def _moonshine_streaming(config: Config) -> Table:
         "hidden_size": hidden,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "max_position_embeddings": config.size("max_position_embeddings"),
-        "encoder": _encoder(config, hidden),
+        "encoder": _streaming_encoder(config, hidden),
         "decoder": decoder,
         "head": head_table(config),
     }
 
 
-def _encoder(config: Config, decoder_width: int) -> Table:
+def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder, with the positions that its output has for a decoder of that width."""
     fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     section = Config(fields, ENCODER, "moonshine_streaming_encoder", where="encoder_config.")

@@ -20,16 +20,16 @@ def _pegasus_x(config: Config) -> Table:
     table = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in table:
         raise config.wrong("architectures", config.data.get("architectures"), "a class of both stacks")
-    sizes = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}
+    block_fields = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}
     staggers, encoder = config.flag("stagger_local_blocks"), table["encoder"]
-    if staggers and sizes["block_size"] % 2:
-        raise config.wrong("block_size", sizes["block_size"], "an even number, or stagger_local_blocks = false")
+    if staggers and block_fields["block_size"] % 2:
+        raise config.wrong("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
     heads = encoder["block"]["attention"]["num_attention_heads"]
     encoder["block"] |= {
         "type": "global_local",
-        "attention": {"type": "global_local", "num_attention_heads": heads, **sizes},
+        "attention": {"type": "global_local", "num_attention_heads": heads, **block_fields},
     }
-    encoder["streams"] = {"type": "global_tokens", **sizes}
+    encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]
     if staggers and depth > 1:
         names = ["staggered" if i % 2 else "block" for i in range(depth)]

@@ -29,7 +29,7 @@ def _prophetnet(config: Config) -> Table:
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": is_tied,
         "head": head_table(config),
-        **{side: _stack(config, side) for side in SIDES},
+        **{stack_name: _post_norm_stack(config, stack_name) for stack_name in SIDES},
     }
     if not is_tied:
         table["unused_embedding"] = {}
@@ -44,25 +44,25 @@ def _prophetnet(config: Config) -> Table:
     return table
 
 
-def _stack(config: Config, side: str) -> Table:
-    """Returns one of both stacks: post-norm layers with biases everywhere."""
-    hidden, heads = config.size("hidden_size"), config.size(f"num_{side}_attention_heads")
-    config.divided(f"num_{side}_attention_heads", hidden, heads)
+def _post_norm_stack(config: Config, stack_name: str) -> Table:
+    """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
+    hidden, heads = config.size("hidden_size"), config.size(f"num_{stack_name}_attention_heads")
+    config.divided(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     act = config.choice(ACTIVATIONS, "activation_function")
     block: Table = {
         "attention": attention,
-        "feed_forward": mlp(config.size(f"{side}_ffn_dim"), act),
+        "feed_forward": mlp(config.size(f"{stack_name}_ffn_dim"), act),
         "norm": layernorm(),
         "norm_placement": "post",
     }
     stack: Table = {
-        "num_hidden_layers": config.size(f"num_{side}_layers"),
+        "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
         "block": block,
-        "position": _position(config, 0 if side == "encoder" else 1),
+        "position": _learned_positions(config, 0 if stack_name == "encoder" else 1),
         "embedding_norm": layernorm(),
     }
-    if side == "decoder":
+    if stack_name == "decoder":
         ngram = config.size("ngram")
         block["attention"] = {
             "type": "ngram",
@@ -76,7 +76,7 @@ def _stack(config: Config, side: str) -> Table:
     return stack
 
 
-def _position(config: Config, further: int) -> Table:
+def _learned_positions(config: Config, further: int) -> Table:
     """Returns learned positions after the padding token's row. further: the rows that predict streams read ahead."""
     rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):

@@ -36,19 +36,21 @@ def _seamless(config: Config) -> Table:
         "max_position_embeddings": config.size("max_position_embeddings"),
         "head": head_table(config),
     }
-    for side in ("encoder", "decoder"):
-        heads = config.size(f"{side}_attention_heads")
-        config.divided(f"{side}_attention_heads", table["hidden_size"], heads)
+    for stack_name in ("encoder", "decoder"):
+        heads = config.size(f"{stack_name}_attention_heads")
+        config.divided(f"{stack_name}_attention_heads", table["hidden_size"], heads)
         mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
         block = {
             "attention": mixer,
-            **({"cross_attention": mixer} if side == "decoder" else {}),
-            "feed_forward": mlp(config.size(f"{side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")),
+            **({"cross_attention": mixer} if stack_name == "decoder" else {}),
+            "feed_forward": mlp(
+                config.size(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
+            ),
             "norm": norm,
             "norm_placement": "pre",
         }
-        depth = config.size(f"{side}_layers")
-        table[side] = {"num_hidden_layers": depth, "position": position, "block": block, "final_norm": norm}
+        depth = config.size(f"{stack_name}_layers")
+        table[stack_name] = {"num_hidden_layers": depth, "position": position, "block": block, "final_norm": norm}
     if not is_tied:
         table["encoder"]["vocab_size"] = table["vocab_size"]
         table["unused_embedding"] = {}
@@ -100,7 +102,7 @@ DROPOUT = DropoutFields(
 )
 
 
-def _family(context_length: int) -> Family:
+def _family_of_version(context_length: int) -> Family:
     """Returns the record of a version. context_length: the default of its `max_position_embeddings`."""
     return Family(
         _seamless,
@@ -128,4 +130,4 @@ def _family(context_length: int) -> Family:
     )
 
 
-FAMILIES = {"seamless_m4t": _family(1024), "seamless_m4t_v2": _family(4096)}
+FAMILIES = {"seamless_m4t": _family_of_version(1024), "seamless_m4t_v2": _family_of_version(4096)}

@@ -18,7 +18,7 @@ from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_lik
 
 def _speech_to_text(config: Config) -> Table:
     kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
-    if len(kernels) != layers or any(size % 2 == 0 for size in kernels):
+    if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
         raise config.wrong("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
     channels = config.size("conv_channels")
     if channels % 2:
@@ -40,7 +40,7 @@ def _moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixers = {side: _mixer(config, side, hidden) for side in ("encoder", "decoder")}
+    mixers = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -75,15 +75,17 @@ def _moonshine(config: Config) -> Table:
     }
 
 
-def _mixer(config: Config, side: str, hidden: int) -> Table:
+def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack; it has as many key/value heads as query heads."""
-    heads = config.size(f"{side}_num_attention_heads")
-    kv_heads = config.maybe(f"{side}_num_key_value_heads")
+    heads = config.size(f"{stack_name}_num_attention_heads")
+    kv_heads = config.maybe(f"{stack_name}_num_key_value_heads")
     if kv_heads not in (None, heads):
         raise config.wrong(
-            f"{side}_num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
+            f"{stack_name}_num_key_value_heads",
+            kv_heads,
+            f"{heads}: the class splits queries into as many heads as keys",
         )
-    config.divided(f"{side}_num_attention_heads", hidden, heads)
+    config.divided(f"{stack_name}_num_attention_heads", hidden, heads)
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 

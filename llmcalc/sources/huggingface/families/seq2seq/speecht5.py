@@ -19,10 +19,12 @@ def _speecht5(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
     act = config.choice(ACTIVATIONS, "hidden_act")
-    depths = {side: config.size(f"{side}_layers") for side in ("encoder", "decoder")}
-    networks = {side: mlp(config.size(f"{side}_ffn_dim"), act) for side in depths}
-    heads = {side: config.size(f"{side}_attention_heads") for side in depths}
-    head_dims = {side: config.divided(f"{side}_attention_heads", hidden, heads[side]) for side in depths}
+    depths = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
+    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), act) for stack_name in depths}
+    heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depths}
+    head_dims = {
+        stack_name: config.divided(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
+    }
     distance = config.size("encoder_max_relative_position")
     encoder_attention = {
         "type": "relative_keys",
@@ -35,7 +37,7 @@ def _speecht5(config: Config) -> Table:
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
         "num_hidden_layers": depths["encoder"],
-        "stem": _stem(config, hidden),
+        "stem": _stem_convolutions(config, hidden),
         "position": {"type": "sinusoidal"},
         "embedding_norm": norm,
         "relative_keys": {"max_distance": distance, "head_dim": head_dims["encoder"]},
@@ -62,14 +64,16 @@ def _speecht5(config: Config) -> Table:
     }
 
 
-def _stem(config: Config, hidden: int) -> Table:
-    """Returns the convolutions from samples to positions."""
+def _stem_convolutions(config: Config, hidden: int) -> Table:
+    """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
-    count = len(lists["dim"])
-    for name, sizes in lists.items():
-        if len(sizes) != count or not sizes or 0 in sizes:
+    convolution_count = len(lists["dim"])
+    for name, list_values in lists.items():
+        if len(list_values) != convolution_count or not list_values or 0 in list_values:
             raise config.wrong(
-                f"conv_{name}", sizes, f"{max(count, 1)} positive whole numbers, as many as conv_dim has"
+                f"conv_{name}",
+                list_values,
+                f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
             )
     groups = config.size("num_conv_pos_embedding_groups")
     config.divided("num_conv_pos_embedding_groups", hidden, groups)

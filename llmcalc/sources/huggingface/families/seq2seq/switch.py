@@ -39,38 +39,42 @@ def _switch(config: Config) -> Table:
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
     table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_bias(config))
-    for side, step in {side: _step(config, side, depth) for side, depth in sparse_depths.items()}.items():
-        if side in table:
-            table[side] |= _sparse_stack(
-                [_has_experts(i, step) for i in range(table[side]["num_hidden_layers"])], experts
+    for stack_name, expert_interval in {
+        stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
+    }.items():
+        if stack_name in table:
+            table[stack_name] |= _sparse_stack(
+                [_has_experts(i, expert_interval) for i in range(table[stack_name]["num_hidden_layers"])], experts
             )
     return table
 
 
-def _step(config: Config, side: str, depth: int) -> int:
-    """Returns the interval of layers with experts, from the config's number of such layers, which are spread evenly."""
-    sparse_layers = config.count(f"num_sparse_{side}_layers")
-    if config.has(f"{side}_sparse_step"):
-        return config.count(f"{side}_sparse_step")
+def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
+    """Returns the interval at which layers have experts, from the config's number of evenly spread such layers."""
+    sparse_layers = config.count(f"num_sparse_{stack_name}_layers")
+    if config.has(f"{stack_name}_sparse_step"):
+        return config.count(f"{stack_name}_sparse_step")
     return depth // sparse_layers if sparse_layers else depth
 
 
-def _has_experts(i: int, step: int) -> bool:
-    return step > 0 and (i % step == 1 or step == 1)
+def _has_experts(i: int, expert_interval: int) -> bool:
+    return expert_interval > 0 and (i % expert_interval == 1 or expert_interval == 1)
 
 
 def _nllb_moe(config: Config) -> Table:
     table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
     act = config.choice(ACTIVATIONS, "activation_function")
-    for side in (side for side in ("encoder", "decoder") if side in table):
-        step, depth = config.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
+    for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in table):
+        expert_interval, depth = config.count(f"{stack_name}_sparse_step"), table[stack_name]["num_hidden_layers"]
         experts = moe(
             config.size("num_experts"),
             2,
-            mlp(config.size(f"{side}_ffn_dim"), act),
+            mlp(config.size(f"{stack_name}_ffn_dim"), act),
             router=biases(config.flag("router_bias"), "bias"),
         )
-        table[side] |= _sparse_stack([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
+        table[stack_name] |= _sparse_stack(
+            [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
+        )
     return table
 
 
@@ -106,15 +110,15 @@ OF_EXPERTS = frozenset(
 )
 
 
-def _sparse(facts: Facts, side: str) -> list[int]:
-    """Returns the indices of the layers of a side that have experts."""
-    stack = present(getattr(facts.spec, side))
+def _expert_layers(model_facts: Facts, stack_name: str) -> list[int]:
+    """Returns the indices of the encoder's or decoder's layers that have experts."""
+    stack = present(getattr(model_facts.spec, stack_name))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
-def _sparse_step(facts: Facts, side: str) -> int:
-    """Returns the interval of layers with experts."""
-    sparse_layers = _sparse(facts, side)
+def _written_expert_interval(model_facts: Facts, stack_name: str) -> int:
+    """Returns the config's interval at which layers have experts; 0 for none."""
+    sparse_layers = _expert_layers(model_facts, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
 
@@ -135,8 +139,8 @@ FAMILIES = {
         unread=t5.UNREAD | {"head_dim"},
         writes={
             **T5_WRITES,
-            "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")),
-            "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
+            "num_sparse_encoder_layers": lambda s: len(_expert_layers(s, "encoder")),
+            "num_sparse_decoder_layers": lambda s: len(_expert_layers(s, "decoder")),
             "dense_act_fn": lambda s: s.network.hidden_act,
         },
         quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
@@ -165,8 +169,8 @@ FAMILIES = {
         aliases=bart.ALIASES,
         writes={
             **SIDES_WRITES,
-            "encoder_sparse_step": lambda s: _sparse_step(s, "encoder"),
-            "decoder_sparse_step": lambda s: _sparse_step(s, "decoder"),
+            "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
+            "decoder_sparse_step": lambda s: _written_expert_interval(s, "decoder"),
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),

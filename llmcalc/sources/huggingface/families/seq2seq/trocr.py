@@ -37,12 +37,12 @@ def _trocr(config: Config) -> Table:
     if config.flag("layernorm_embedding"):
         stack["embedding_norm"] = norm
     network = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    source = config.maybe("cross_attention_hidden_size")
+    source_size = config.maybe("cross_attention_hidden_size")
     block = {
         "attention": mixer,
         "cross_attention": mixer,
         "idle_cross_attention": True,
-        **({} if source in (None, config.size("hidden_size")) else {"idle_source_size": source}),
+        **({} if source_size in (None, config.size("hidden_size")) else {"idle_source_size": source_size}),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "post",

@@ -55,28 +55,31 @@ def _bias_buckets(config: Config) -> list[int]:
     expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(entries, list) or not 1 <= len(entries) <= 16:
         raise config.wrong(field, entries, expected)
-    sizes = []
+    bucket_counts = []
     for i, entry in enumerate(entries):
         known_type = isinstance(entry, dict) and entry.get("type") in (BIASES if i else BIASES[:1])
-        size = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
-        if not is_whole(size) or not 4 <= size <= LARGEST:
+        bucket_count = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+        if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.wrong(field, entries, expected)
         if entry.get("prefix_bucket", False) is not False:
             raise config.wrong(field, entries, "tables without prefix_bucket")
-        sizes.append(size)
-    return sizes
+        bucket_counts.append(bucket_count)
+    return bucket_counts
 
 
-def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
+def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     """Returns the argument of the class that has the boxes of the words."""
     return {"bbox": ("batch", "seq", 4)}
 
 
-def _written_biases(facts: Facts) -> list[dict[str, Any]]:
-    bias = present(facts.first.relative_bias)
+def _written_biases(model_facts: Facts) -> list[dict[str, Any]]:
+    bias = present(model_facts.first.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
-    kinds = (*BIASES, *["vertical"] * len(buckets))
-    return [{"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)]
+    layer_kinds = (*BIASES, *["vertical"] * len(buckets))
+    return [
+        {"type": kind, "relative_attention_num_buckets": bucket_count}
+        for kind, bucket_count in zip(layer_kinds, buckets, strict=False)
+    ]
 
 
 FAMILIES = {
@@ -101,7 +104,7 @@ FAMILIES = {
             "relative_bias_args": _written_biases,
             "max_2d_position_embeddings": lambda s: present(s.first.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(reads_values=EVERY, more_inputs=_boxes),
+        quirks=Quirks(reads_values=EVERY, more_inputs=_box_arguments),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",

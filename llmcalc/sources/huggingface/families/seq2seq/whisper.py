@@ -21,10 +21,10 @@ def _whisper(config: Config) -> Table:
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
     decoder_position = {"type": "learned", "max_position_embeddings": config.size("max_target_positions")}
     table = bart_like(config, "pre", decoder_position, encoder={"stem": stem, "position": encoder_position})
-    for side, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
-        if side in table:
-            attention = table[side]["block"][name]
-            table[side]["block"][name] = {k: v for k, v in attention.items() if k != "k_bias"}
+    for stack_name, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
+        if stack_name in table:
+            attention = table[stack_name]["block"][name]
+            table[stack_name]["block"][name] = {k: v for k, v in attention.items() if k != "k_bias"}
     return table
 
 
