@@ -451,7 +451,7 @@ class WorkRecorder(Placements):
         if backward or replicas == 1:
             return
         assert isinstance(routed.rows, Routed)
-        self._flush()
+        self._record_group()
         bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
         kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(self.where, kind, "ep", replicas, False, bytes, self._times())
