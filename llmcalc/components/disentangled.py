@@ -153,7 +153,7 @@ class RelativeEmbedding(StackPart):
         return "He et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns all rows of the table; x gives their width."""
+        """Returns all rows of the table of relative positions; of x only the width is used."""
         length = 2 * self.span
         table_rows = Table(length=length, of=x.rows)
         rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")

@@ -102,7 +102,7 @@ class OptimizerStepBytes(NamedTuple):
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
-    per_next_largest: further bytes per element of the largest tensor in a layer, whose update may not be over yet.
+    per_second_largest: further bytes per element of the largest tensor in a layer, whose update may not be over yet.
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
     gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
@@ -111,7 +111,7 @@ class OptimizerStepBytes(NamedTuple):
 
     per_parameter: float = 0
     per_largest: float = 0
-    per_next_largest: float = 0
+    per_second_largest: float = 0
     per_adamw_parameter: float | None = None
     gradient_copy: int = 0
     gradient_width: int = 0
@@ -124,12 +124,12 @@ class OptimizerStepBytes(NamedTuple):
         all_parameters = self.per_parameter * (dense / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
-            largest_bytes += self.per_next_largest * max(stage.largest_in_layers for stage in stage_parameters)
+            largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
             matrix = max(stage.largest_matrix for stage in stage_parameters)
             by_adamw = sum(stage.outside_layers for stage in stage_parameters) + experts
             largest_bytes = max(
-                (self.per_largest + self.per_next_largest) * matrix, self.per_adamw_parameter * by_adamw
+                (self.per_largest + self.per_second_largest) * matrix, self.per_adamw_parameter * by_adamw
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
         extra = (self.gradient_copy + self.gradient_width) * extra_gradients
@@ -165,12 +165,12 @@ def measure_optimizer_step(training_config: Training, flat: bool = False) -> Opt
     )
     per_parameter = max(0.0, peak_of_3 - peak_of_2)
     per_largest = max(0.0, peak_of_1 - per_parameter)
-    per_next_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
+    per_second_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
     per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
         by_adamw = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
         per_adamw_parameter = max(0.0, by_adamw - per_parameter)
-    return OptimizerStepBytes(per_parameter, per_largest, per_next_largest, per_adamw_parameter, copy, width)
+    return OptimizerStepBytes(per_parameter, per_largest, per_second_largest, per_adamw_parameter, copy, width)
 
 
 def _step_peak(

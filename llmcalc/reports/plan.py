@@ -55,7 +55,7 @@ def report(
     rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
-    layout_position = None if requested_sizes is None else _rank_of_layout(layout_plan, requested_sizes)
+    layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
             *warnings,
@@ -77,7 +77,7 @@ def report(
     return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _rank_of_layout(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
+def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
     return {"layout": dict(requested_sizes), "place": place_of(order, requested_sizes), "of": len(order)}

@@ -322,7 +322,7 @@ class PassCounter:
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Returns the case and the id of the loss after the chunk's last forward pass."""
+        """Returns which kind of pass the loss is, and its id, after the chunk's last forward pass."""
         pass_number = self.forwards[chunk] - 1
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 

@@ -81,8 +81,12 @@ def has_link(hardware: Hardware, link: str) -> bool:
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
     """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
-    matching_rows = [context for context in rows if context.devices <= devices and has_link(hardware, context.link)]
-    return max(matching_rows, key=lambda context: (context.devices, context.link))
+    matching_rows = [
+        cuda_context
+        for cuda_context in rows
+        if cuda_context.devices <= devices and has_link(hardware, cuda_context.link)
+    ]
+    return max(matching_rows, key=lambda cuda_context: (cuda_context.devices, cuda_context.link))
 
 
 class RuleRange(VersionRange):
