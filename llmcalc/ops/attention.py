@@ -80,7 +80,10 @@ class ReceivedCore(AttentionCore):
     """Attention to keys and values that another model has computed, which get no gradients."""
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns the FLOPs of the gradients of queries and of weights; keys and values get none. Flash recomputes the scores once (Dao 2023, §3.1)."""
+        """Returns the FLOPs of the gradients of queries and of weights; keys and values get none.
+
+        Flash recomputes the scores once (Dao 2023, §3.1).
+        """
         scores = 2 if run_config.attention in ("flash", "sdpa") else 1
         return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + self.v_dim)
 

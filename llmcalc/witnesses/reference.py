@@ -223,7 +223,7 @@ def _checks(
     names = module_names(module)
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
-    def compare(
+    def compare_with_model(
         quantity: str,
         cost: Cost,
         measured: dict[str, int],
@@ -245,8 +245,8 @@ def _checks(
         return checks
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
-    yield from compare("parameters", total_of, parameters(module), None, built_parts)
-    yield from compare("buffers", buffers_of, buffers(module), None, built_parts)
+    yield from compare_with_model("parameters", total_of, parameters(module), None, built_parts)
+    yield from compare_with_model("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
     ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
@@ -261,8 +261,8 @@ def _checks(
 
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
-    yield from compare("forward_flops", forward_of, with_repeats(forward, repeats), workload, run_parts)
-    yield from compare(
+    yield from compare_with_model("forward_flops", forward_of, with_repeats(forward, repeats), workload, run_parts)
+    yield from compare_with_model(
         "train_flops", step_of, with_repeats(train, repeats), workload.with_(phase="training"), run_parts
     )
     if spec.kind == "encoder":
@@ -271,14 +271,14 @@ def _checks(
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
     prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
-    yield from compare(
+    yield from compare_with_model(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
     decode, _ = count_flops(module, lambda: [module(_token_ids(spec, batch, 1, device), store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from compare("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
+    yield from compare_with_model("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
     bits = DTYPE_BITS[precision(device)]
-    yield from compare(
+    yield from compare_with_model(
         "cache_bytes",
         lambda use: bits_to_bytes(use.cache_bits(bits)),
         with_repeats(cache_bytes_by_path(store, module), repeats),
