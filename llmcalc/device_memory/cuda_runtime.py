@@ -61,6 +61,7 @@ class Runtime:
     gpu: the accelerator's name, by which frameworks choose kernels.
     capability: ten times its compute capability, by which torch chooses kernels.
     multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
+    is_tried: whether the run is one of many that a search tries, of which fewer layers are replayed; false by default.
     """
 
     workspace: int = LARGE_WORKSPACE
@@ -69,6 +70,7 @@ class Runtime:
     gpu: str = "H100"
     capability: int = 90
     multiprocessors: int = 132
+    is_tried: bool = False
 
 
 HOPPER = Runtime()

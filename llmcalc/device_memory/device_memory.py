@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_REPLAYED_LAYERS = 1000
 """The largest number of layers of a run that is replayed whole on the allocator."""
 
+MOST_TRIED_LAYERS = 250
+"""The largest number of layers of a run that a search tries and that is replayed whole on the allocator."""
+
 EXTRAPOLATED_FROM = 125, 250
 """Layers of the two runs from which the allocator's overhead in a longer run is extrapolated."""
 
@@ -256,7 +259,8 @@ class CountedRun:
     """A run whose tensors are counted at once, and replayed on the caching allocator only when `memory` is read.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
-    `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
+    `MOST_REPLAYED_LAYERS` layers (`MOST_TRIED_LAYERS` in a search), two shorter runs are replayed on the allocator, and
+    its overhead is extrapolated.
 
     spec, cuda_runtime, recompute_period: as in `device_memory`.
     stacks: the stacks of the model.
@@ -270,7 +274,8 @@ class CountedRun:
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
         self.analyses: list[RepeatAnalysis] = self._record_events(replays)
-        self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= MOST_REPLAYED_LAYERS
+        most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
+        self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= most_layers
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating

@@ -58,11 +58,13 @@ class RunQuestion(RunOptions):
     preset: the model.
     launch: the file that starts the run; default None.
     draft: a draft of speculative decoding beside the model; default None.
+    is_tried: whether many runs like this one are tried, as in a search; false by default.
     """
 
     preset: Preset
     launch: Launch | None = None
     draft: Preset | None = None
+    is_tried: bool = False
 
     def under(self, record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
@@ -101,7 +103,8 @@ class RunQuestion(RunOptions):
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that the run does not name."""
-        return runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
+        runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
+        return replace(runtime, is_tried=self.is_tried)
 
 
 def with_implied_phase(
@@ -367,6 +370,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
     question.refuse_inputs("fit")
+    question = replace(question, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
@@ -416,6 +420,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
     question.refuse_inputs("fit")
+    question = replace(question, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.fit import options_report
@@ -478,6 +483,7 @@ def ask_plan(
     from ..studies.plan import parse_sizes, plan_of
 
     requested_sizes = None if where is None else parse_sizes(where)
+    question = replace(question, is_tried=True)
     layout, preset = question.layout, question.preset
     assert question.hardware is not None
     if layout.devices is None:
