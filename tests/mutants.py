@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
-    Mutant("ops/attention.py", 'scores = 3 if run.attention in ("flash", "sdpa") else 2', "scores = 2"),
+    Mutant("ops/attention.py", 'scores = 3 if run_config.attention in ("flash", "sdpa") else 2', "scores = 2"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant("flow/tree.py", 'CACHE | SPARED | {"active_params"},', "CACHE | SPARED,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
-    Mutant("costs/flops.py", "forward + use.backward_flops() if", "2 * forward if"),
-    Mutant("costs/cache.py", "use.cache_bits(2) - use.cache_bits(1)", "use.cache_bits(1)"),
+    Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
+    Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
     Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
@@ -71,7 +71,11 @@ MUTANTS = (
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
     # the simulator
-    Mutant("simulator/aten/elementwise.py", "power = self.like(g), self.like(out)", "power = (self.like(g),) * 2"),
+    Mutant(
+        "simulator/aten/elementwise.py",
+        "power = self.like(output_gradient), self.like(output)",
+        "power = (self.like(output_gradient),) * 2",
+    ),
     Mutant("simulator/caching_allocator.py", "SMALL_SIZE = 1 << 20", "SMALL_SIZE = 1 << 19"),
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
     Mutant(
@@ -98,7 +102,7 @@ MUTANTS = (
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(fit.verdict != "no" for', 'any(fit.verdict == "no" for'),
-    Mutant("reports/params.py", "if count.active != total:", "if count.active > total:"),
+    Mutant("reports/params.py", "if parameter_count.active != total:", "if parameter_count.active > total:"),
     Mutant("reports/formats/plain.py", "value.is_integer() and abs(value)", "abs(value)"),
 )  # fmt: skip
 

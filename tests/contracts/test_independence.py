@@ -63,7 +63,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
             "exact_div",
         ),
         (
-            "return _reference_class()(self, context.hidden_size)",
+            "return _reference_class()(self, model_properties.hidden_size)",
             "return _reference_class()(self, self.op(1).params())",
             "op",
         ),
@@ -90,7 +90,7 @@ def test_reference_code_that_uses_more_is_told(before: str, after: str, said: st
 
 def test_a_formula_that_uses_reference_code_is_told() -> None:
     source = modules()[NORM].read_text()
-    before = 'return f.norm("", x, self)'
+    before = 'return recorder.norm("", x, self)'
     assert source.count(before) == 1
     changed = source.replace(before, "norm_reference(self)\n        self.reference(x)\n        " + before)
     assert [fault.partition("`")[2] for fault in faults({NORM: changed})] == [

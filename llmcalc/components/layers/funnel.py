@@ -62,35 +62,37 @@ class FunnelAttention(TokenMixer):
     def source(self) -> str:
         return "Dai et al. 2020, appendix A.2.1"
 
-    def flow(self, f: Flow, x: Value, memory: Value | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = f.linear("q_proj", x, heads, dim)
-        k, v = (f.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, dim)
+        k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = f.linear("r_proj", f.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        count, content_q = q.axes[0].size, f.add(q, f.vector("content_bias", heads, dim))
-        position_q, segment_q = (f.add(q, f.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment"))
-        by_distance = f.core(
+        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        position_q, segment_q = (
+            recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
+        )
+        by_distance = recorder.core(
             "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = f.vector("segments", Axis("segments", 2), heads, dim)
-        by_segment = f.core(
+        tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        by_segment = recorder.core(
             "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
         )
-        bias = f.add(f.relative_shift(by_distance, k.rows), by_segment)
-        f.hold(q=content_q, k=k, v=v, bias=bias)
-        y = f.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=True)
+        bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
+        recorder.hold(q=content_q, k=k, v=v, bias=bias)
+        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["attention"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -141,33 +143,35 @@ class FunnelLayer(WholeLayer):
     def source(self) -> str:
         return "Dai et al. 2020, §2.2"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         if self.lengthens:
-            first_block = f.memo.get(FIRST_BLOCK, x)
-            x = f.add(f.resampled(x, first_block.rows), first_block)
+            first_block = recorder.memo.get(FIRST_BLOCK, x)
+            x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (sharing is None or sharing.first):
             rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
-            queries = f.resampled(x, rows)
+            queries = recorder.resampled(x, rows)
             memory = None if self.halves_keys else x
-        f.hold(x=x, queries=queries)
-        y = f.part("self_attn", self.attention, queries, memory=memory)
-        y = f.add(queries, f.dropout(y, "attention_output", ends_sublayer=True))
-        y = f.part("self_attn_post_norm", self.norm, y)
-        f.hold(x=y)
-        network_output = f.dropout(f.part("mlp", self.feed_forward, y), "feed_forward", ends_sublayer=True)
-        x = f.part("mlp_post_norm", self.norm, f.add(y, network_output))
+        recorder.hold(x=x, queries=queries)
+        y = recorder.part("self_attn", self.attention, queries, memory=memory)
+        y = recorder.add(queries, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        y = recorder.part("self_attn_post_norm", self.norm, y)
+        recorder.hold(x=y)
+        network_output = recorder.dropout(
+            recorder.part("mlp", self.feed_forward, y), "feed_forward", ends_sublayer=True
+        )
+        x = recorder.part("mlp_post_norm", self.norm, recorder.add(y, network_output))
         if self.ends_first_block:
-            f.memo[FIRST_BLOCK] = x
-            f.keep(first_block=x)
+            recorder.memo[FIRST_BLOCK] = x
+            recorder.keep(first_block=x)
         return x
 
     def describe(self, hidden_size: int) -> str:
         halved = f", {2**self.halvings} tokens in one" if self.halvings else ""
         return f"{self.attention.describe(hidden_size)}{halved}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -220,7 +224,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             return heads
 
-        def forward(self, x: Tensor, run: Run, source: Tensor | None = None, step: int = 1) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance of neighbouring keys in tokens."""
             memory = x if source is None else source
             q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
@@ -246,12 +250,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def __init__(self, spec: FunnelLayer, context: Context) -> None:
+        def __init__(self, spec: FunnelLayer, model_properties: Context) -> None:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
             assert isinstance(spec.feed_forward, Component)
-            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
-            self.self_attn_post_norm, self.mlp_post_norm = spec.norm.reference(context), spec.norm.reference(context)
+            self.self_attn, self.mlp = (
+                spec.attention.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
+            self.self_attn_post_norm, self.mlp_post_norm = (
+                spec.norm.reference(model_properties),
+                spec.norm.reference(model_properties),
+            )
 
         def share(self, first_layer: FunnelReference) -> None:
             """Uses the first layer's weights; a later layer does not halve."""
@@ -271,9 +281,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             means: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
             return means
 
-        def _lengthen(self, x: Tensor, run: Run) -> Tensor:
+        def _lengthen(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
-            first_block = run.memo["first block"]
+            first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeats > 1:
                 rest = x[:, 1:].repeat_interleave(repeats, 1)
@@ -284,17 +294,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             total: Tensor = x + first_block
             return total
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = self._lengthen(x, run) if self.spec.lengthens else x
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = self._lengthen(x, forward_pass) if self.spec.lengthens else x
             queries = self._halve(x) if self.halves else x
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             step = 1 if self.spec.lengthens else 2**self.spec.halvings
-            y = self.self_attn(queries, run, source, step)
+            y = self.self_attn(queries, forward_pass, source, step)
             y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
-            network_output = apply_dropout(self, "feed_forward", self.mlp(y, run))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(y, forward_pass))
             out: Tensor = self.mlp_post_norm(y + network_output)
             if self.spec.ends_first_block:
-                run.memo["first block"] = out
+                forward_pass.memo["first block"] = out
             return out
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -71,57 +71,57 @@ class LoopedAttention(GroupedQueryMixer):
     def source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
-    def flow(self, f: Flow, x: Value, is_second: bool = False) -> Value:
+    def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
-        q = f.rope(self._project(f, "q_proj", x, role, heads, dim), self.position)
-        k = f.rope(self._project(f, "k_proj", x, role, kv_heads, dim), self.position)
-        v = self._project(f, "v_proj", x, role, kv_heads, dim)
+        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
+        v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            y = self._mixed(f, q, k, v)
+            y = self._mixed(recorder, q, k, v)
         else:
-            k, v = f.cache("cache", "full_attention", k, v)
-            f.memo[FIRST_LOOP] = k, v
-            f.mask(q, k, causal=True)
-            y = self._attend(f, "core", q, k, v)
-        f.hold(out=y)
-        return self._project(f, "o_proj", y, role, *x.axes)
+            k, v = recorder.cache("cache", "full_attention", k, v)
+            recorder.memo[FIRST_LOOP] = k, v
+            recorder.mask(q, k, causal=True)
+            y = self._attend(recorder, "core", q, k, v)
+        recorder.hold(out=y)
+        return self._project(recorder, "o_proj", y, role, *x.axes)
 
-    def _project(self, f: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
-        with f.scope(name, role=role):
-            return f.linear("", x, *out, bias=self.attention_bias)
+    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
+        with recorder.scope(name, role=role):
+            return recorder.linear("", x, *out, bias=self.attention_bias)
 
-    def _attend(self, f: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
+    def _attend(self, recorder: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
         heads = q.axes[0]
-        f.hold(q=q, k=k, v=v)
+        recorder.hold(q=q, k=k, v=v)
         assert isinstance(heads, Axis)
-        k, v = f.repeat(k, heads), f.repeat(v, heads)
-        f.hold(k=k, v=v)
-        return f.attention(name, q, k, v, causal=True, window=window)
+        k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
+        recorder.hold(k=k, v=v)
+        return recorder.attention(name, q, k, v, causal=True, window=window)
 
-    def _mixed(self, f: Flow, q: Value, k: Value, v: Value) -> Value:
+    def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to the first loop's keys and to its own, and the gate between both."""
         heads, window = q.axes[0], self.loop_window_size
         placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
-        first_keys, first_values = f.memo.get(FIRST_LOOP, placeholder)
+        first_keys, first_values = recorder.memo.get(FIRST_LOOP, placeholder)
         assert isinstance(heads, Axis)
-        scores = f.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
-        gate = f.act(f.add(scores, f.vector("loop_gate_bias", heads)), "sigmoid")
-        f.hold(gate=gate)
-        f.mask(q, first_keys, causal=True)
-        overall = self._attend(f, "global_core", q, first_keys, first_values)
-        k, v = f.cache("loop_cache", "sliding_attention", k, v, limit=window)
-        f.mask(q, k, causal=True, window=window)
-        nearby = self._attend(f, "core", q, k, v, window)
-        return f.add(f.mul(overall, gate), f.mul(nearby, f.complement(gate)))
+        scores = recorder.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
+        gate = recorder.act(recorder.add(scores, recorder.vector("loop_gate_bias", heads)), "sigmoid")
+        recorder.hold(gate=gate)
+        recorder.mask(q, first_keys, causal=True)
+        overall = self._attend(recorder, "global_core", q, first_keys, first_values)
+        k, v = recorder.cache("loop_cache", "sliding_attention", k, v, limit=window)
+        recorder.mask(q, k, causal=True, window=window)
+        nearby = self._attend(recorder, "core", q, k, v, window)
+        return recorder.add(recorder.mul(overall, gate), recorder.mul(nearby, recorder.complement(gate)))
 
     def describe(self, hidden_size: int) -> str:
         return f"looped GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["attention"](self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -158,25 +158,25 @@ class LoopedLayer(Layer):
     def source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
-    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         is_second = sharing is not None and not sharing.first
         role: Role = "shared" if is_second else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
-        f.hold(x=x)
-        y = f.part("self_attn_pre_norm", self.norm, x, role=role)
-        y = f.part("self_attn", self.attention, y, is_second=is_second)
-        x = f.add(x, f.dropout(y, "attention_output"))
-        f.hold(x=x)
-        y = f.part("mlp_pre_norm", self.norm, x, role=role)
-        return f.add(x, f.dropout(f.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
+        recorder.hold(x=x)
+        y = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
+        y = recorder.part("self_attn", self.attention, y, is_second=is_second)
+        x = recorder.add(x, recorder.dropout(y, "attention_output"))
+        recorder.hold(x=x)
+        y = recorder.part("mlp_pre_norm", self.norm, x, role=role)
+        return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
 
     def describe(self, hidden_size: int) -> str:
         assert isinstance(self.attention, Component)
         return self.attention.describe(hidden_size)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -224,30 +224,36 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             del self.cache
             self.loop_cache = cache_class()(self.spec.loop_window_size)
 
-        def _attend(self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, run: Run, window: int | None) -> Tensor:
+        def _attend(
+            self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: Run, window: int | None
+        ) -> Tensor:
             tokens, group = q.shape[2], q.shape[1] // k.shape[1]
-            mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window)
+            mask = attention_mask(
+                forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window
+            )
             k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
             out: Tensor = core(q, k, v, mask)
             return out
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec = self.spec
             q, k, v = (
                 self.get_submodule(name)(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            q, k = (spec.position.rotated(heads, run, run.past) for heads in (q, k))
+            q, k = (spec.position.rotated(heads, forward_pass, forward_pass.past) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
-                first_k, first_v = run.memo[self.first_loop[0]]
-                overall = self._attend(self.global_core, q, first_k, first_v, run, None)
-                k, v = self.loop_cache(run, k, v)
-                out = gate * overall + (1 - gate) * self._attend(self.core, q, k, v, run, spec.loop_window_size)
+                first_k, first_v = forward_pass.memo[self.first_loop[0]]
+                overall = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
+                k, v = self.loop_cache(forward_pass, k, v)
+                out = gate * overall + (1 - gate) * self._attend(
+                    self.core, q, k, v, forward_pass, spec.loop_window_size
+                )
             else:
-                k, v = run.memo[self] = self.cache(run, k, v)
-                out = self._attend(self.core, q, k, v, run, None)
+                k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
+                out = self._attend(self.core, q, k, v, forward_pass, None)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 
@@ -256,12 +262,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def __init__(self, spec: LoopedLayer, context: Context) -> None:
+        def __init__(self, spec: LoopedLayer, model_properties: Context) -> None:
             super().__init__()
             assert isinstance(spec.attention, LoopedAttention)
             assert isinstance(spec.feed_forward, FeedForward)
-            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
-            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (
+                spec.norm.reference(model_properties),
+                spec.norm.reference(model_properties),
+            )
+            self.self_attn, self.mlp = (
+                spec.attention.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
 
         def share(self, first_layer: LoopedReference) -> None:
             """Uses the first loop's weights, in the second loop."""
@@ -273,8 +285,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention: Any = self.self_attn
             attention.become_second(first_layer.self_attn)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = x + self.self_attn(self.self_attn_pre_norm(x), run)
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x + self.self_attn(self.self_attn_pre_norm(x), forward_pass)
             out: Tensor = x + self.mlp(self.mlp_pre_norm(x))
             return out
 

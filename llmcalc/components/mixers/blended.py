@@ -59,35 +59,37 @@ class BlendedAttention(WindowedMixer):
     def source(self) -> str:
         return "Wang et al. 2025 (Baichuan-M1), §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = f.rope(f.linear("q_proj", x, heads, dim), self.position)
-        k = f.rope(self._blend(f, "k", f.linear("k_proj", x, kv_heads, dim)), self.position)
-        v = self._blend(f, "v", f.linear("v_proj", x, kv_heads, dim))
-        k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
-        f.mask(q, k, causal=True, window=window)
-        f.hold(q=q, k=k, v=v)
-        k, v = f.repeat(k, heads), f.repeat(v, heads)
-        f.hold(k=k, v=v)
-        y = f.attention("core", q, k, v, causal=True, window=window)
-        f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes)
+        q = recorder.rope(recorder.linear("q_proj", x, heads, dim), self.position)
+        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, dim)), self.position)
+        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, dim))
+        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        recorder.mask(q, k, causal=True, window=window)
+        recorder.hold(q=q, k=k, v=v)
+        k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
+        recorder.hold(k=k, v=v)
+        y = recorder.attention("core", q, k, v, causal=True, window=window)
+        recorder.hold(out=y)
+        return recorder.linear("o_proj", y, *x.axes)
 
-    def _blend(self, f: Flow, letter: str, x: Value) -> Value:
+    def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous one. x: the keys or the values."""
         kv_heads, _ = x.axes
-        previous = f.shift(x, state=f"last_{letter}")
-        f.state(f"last_{letter}", *x.axes, kind="conv_state")
-        weights = f.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
-        return f.add(f.mul(previous, f.take(weights, kv_heads)), f.mul(x, f.take(weights, kv_heads)))
+        previous = recorder.shift(x, state=f"last_{letter}")
+        recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
+        weights = recorder.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
+        return recorder.add(
+            recorder.mul(previous, recorder.take(weights, kv_heads)), recorder.mul(x, recorder.take(weights, kv_heads))
+        )
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"blended GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -123,23 +125,29 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _blend(self, x: Tensor, weights: Tensor, state: Any, run: Run) -> Tensor:
+        def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: Run) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored = state.load(run)
+            stored = state.load(forward_pass)
             first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
-            state.keep(run, x[:, :, -1])
+            state.keep(forward_pass, x[:, :, -1])
             previous = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous * weights[0, :, None, None] + x * weights[1, :, None, None]
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
-            q = spec.position.rotated(self._split_heads(self.q_proj, x), run, run.past)
-            k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, run)
-            k = spec.position.rotated(k, run, run.past)
-            v = self._blend(self._split_heads(self.v_proj, x), self.conv_v.weight, self.last_v, run)
-            k, v = self.cache(run, k, v)
+            q = spec.position.rotated(self._split_heads(self.q_proj, x), forward_pass, forward_pass.past)
+            k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, forward_pass)
+            k = spec.position.rotated(k, forward_pass, forward_pass.past)
+            v = self._blend(self._split_heads(self.v_proj, x), self.conv_v.weight, self.last_v, forward_pass)
+            k, v = self.cache(forward_pass, k, v)
             mask = attention_mask(
-                run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+                forward_pass,
+                forward_pass.past + tokens,
+                tokens,
+                k.shape[-2],
+                x.device,
+                causal=True,
+                window=spec.sliding_window,
             )
             group = spec.num_attention_heads // spec.num_key_value_heads
             k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))

@@ -43,18 +43,18 @@ class MemoryGate(TokenMixer):
     def source(self) -> str:
         return "Ren et al. 2025, §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         inner = Axis("inner", self.intermediate_size)
         absent = Value(x.rows, (inner,), fixed=True)  # nothing: the layer is recorded alone
-        memory: Value = f.memo.get(SCAN_OUTPUT, absent)
-        gate = f.act(f.linear("in_proj", x, inner, bias=self.use_bias), self.hidden_act)
-        return f.linear("out_proj", f.mul(gate, memory), *x.axes, bias=self.use_bias)
+        memory: Value = recorder.memo.get(SCAN_OUTPUT, absent)
+        gate = recorder.act(recorder.linear("in_proj", x, inner, bias=self.use_bias), self.hidden_act)
+        return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated memory {self.intermediate_size}"
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context.hidden_size)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -74,9 +74,9 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden, inner, bias=spec.use_bias)
             self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
-            memory = run.memo.get("scan output", x.new_ones(1))
+            memory = forward_pass.memo.get("scan output", x.new_ones(1))
             out: Tensor = self.out_proj(gate * memory)
             return out
 

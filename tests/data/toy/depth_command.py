@@ -6,6 +6,6 @@ from .target_options import Reading, Writing, takes_target
 
 
 @takes_target
-def command(target: Target, *, reading: Reading, writing: Writing) -> None:
+def command(target: Target, *, target_options: Reading, output_options: Writing) -> None:
     """Prints the number of layers of a model."""
-    writing.show(report(reading.load(target)))
+    output_options.show(report(target_options.load(target)))

@@ -53,21 +53,23 @@ class TemperedAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"tempered GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window = Axis("head_dim", self.head_dim), self.sliding_window
         q, k, v = (
-            f.linear("q_proj", x, heads, dim),
-            f.linear("k_proj", x, kv_heads, dim),
-            f.linear("v_proj", x, kv_heads, dim),
+            recorder.linear("q_proj", x, heads, dim),
+            recorder.linear("k_proj", x, kv_heads, dim),
+            recorder.linear("v_proj", x, kv_heads, dim),
         )
-        k, v = f.cache("cache", "full_attention" if window is None else "sliding_attention", k, v, limit=window)
-        q = f.mul(q, f.vector("temperature", heads))
-        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
-        return f.linear("o_proj", y, *x.axes)
+        k, v = recorder.cache("cache", "full_attention" if window is None else "sliding_attention", k, v, limit=window)
+        q = recorder.mul(q, recorder.vector("temperature", heads))
+        y = recorder.attention(
+            "core", q, recorder.repeat(k, heads), recorder.repeat(v, heads), causal=recorder.causal, window=window
+        )
+        return recorder.linear("o_proj", y, *x.axes)
 
-    def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -92,24 +94,24 @@ def _reference() -> type[nn.Module]:
     class TemperedReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
-        def __init__(self, spec: TemperedAttention, context: Context) -> None:
+        def __init__(self, spec: TemperedAttention, model_properties: Context) -> None:
             super().__init__()
-            self.spec, self.causal, hidden = spec, context.causal, context.hidden_size
+            self.spec, self.causal, hidden = spec, model_properties.causal, model_properties.hidden_size
             a, k, d = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             self.q_proj, self.k_proj = nn.Linear(hidden, a * d, bias=False), nn.Linear(hidden, k * d, bias=False)
             self.v_proj, self.o_proj = nn.Linear(hidden, k * d, bias=False), nn.Linear(a * d, hidden, bias=False)
             self.temperature: Any = vector(torch.ones(a))
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             def heads(y: Tensor) -> Tensor:
                 return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-            k, v = self.cache(run, heads(self.k_proj(x)), heads(self.v_proj(x)))
+            k, v = self.cache(forward_pass, heads(self.k_proj(x)), heads(self.v_proj(x)))
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            queries, keys, end = x.shape[1], k.shape[-2], run.past + x.shape[1]
+            queries, keys, end = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1]
             window = self.spec.sliding_window
-            mask = attention_mask(run, end, queries, keys, x.device, causal=self.causal, window=window)
+            mask = attention_mask(forward_pass, end, queries, keys, x.device, causal=self.causal, window=window)
             q = heads(self.q_proj(x)) * self.temperature.weight[:, None, None]
             y = self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
             out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
