@@ -167,7 +167,7 @@ class TimedRun:
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more: further fields of `TimeOptions`."""
+        """Returns the answer about the run's time. more_options: further fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 

@@ -25,9 +25,10 @@ class _AllRecomputed(Exception):
 class Region:
     """A checkpointed call (non-reentrant). Its arguments stay referenced until its last node has run.
 
-    compute: computes the call's result from its arguments. early: whether running again stops at the last needed
-    tensor. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
-    of which every other result is kept.
+    compute: computes the call's result from its arguments.
+    stops_early: whether running again stops at the last needed tensor.
+    kept_operations: names of the operations whose results are kept (selective checkpointing).
+    alternate: those of them of which every other result is kept.
     """
 
     def __init__(

@@ -71,7 +71,8 @@ class RunCost:
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.
     step_tokens: tokens of a step. measured: whether the step was measured.
-    layout: the layout of devices in words. range: the range of an estimated step or token; None of a measured one.
+    range: the range of an estimated step or token; None of a measured one.
+    stack_title: the title of the software stack of the estimated times; empty without one.
     plan: the plan whose first layout trains; None for others.
     server, point: what serves the requests; None for training.
     assumed: options that were not given, with their values.

@@ -163,7 +163,7 @@ class SavedSums:
     root: the whole model.
     blocks: the storages.
     side: whether the sums are numbers or symbolic expressions.
-    each: index of a node in a walk → sum of one layer or of one part of it, with its children.
+    by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
     times: index of a node in a walk → number of equal layers that it is, or is part of.
     layers: indices of the nodes that are layers.
     shared: path names of layers → sum of the storages that they share.

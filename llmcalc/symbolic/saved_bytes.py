@@ -40,7 +40,7 @@ class Location(NamedTuple):
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
-    turn: index of the layer in the run; -1 outside of layers.
+    layer_index: index of the layer in the run; -1 outside of layers.
     """
 
     path: Path = ()
@@ -62,7 +62,7 @@ class Block:
     """The memory block of one tensor storage.
 
     kind: its kind when it was created.
-    made: the node that created it.
+    creator: the node that created it.
     keepers: the nodes that saved it for the backward pass, in order.
     ends: number of layers at whose end it was among the values that layers share.
     """

@@ -50,7 +50,7 @@ class Match:
     missing: expected tensors that the checkpoint lacks.
     extra: stored tensors that the spec lacks.
     misshapen: (expected, stored) pairs with different shapes.
-    again: second copies of a tied weight.
+    stored_again: second copies of a tied weight.
     buffers: stored masks and similar buffers.
     """
 

@@ -39,7 +39,7 @@ class PassMeasurement(NamedTuple):
 class StorageTracker(TorchDispatchMode):
     """Tracks the bytes of a device's storages that are created under this mode, and their peak.
 
-    known: tensors whose storages do not count.
+    known_tensors: tensors whose storages do not count.
     log: whether every allocation is logged; default False.
     device: type of the device; default meta.
     """

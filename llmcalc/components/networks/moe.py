@@ -420,7 +420,7 @@ def dispatch_class() -> type[Any]:
     class Dispatch:
         """The vectors that tokens send to their experts, one row per token and expert.
 
-        chosen: the experts of each token, [batch, tokens, top_k].
+        expert_indices: the experts of each token, [batch, tokens, top_k].
         grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
         """
 
@@ -462,8 +462,8 @@ def capped_class() -> type[Any]:
     class Capped:
         """The vectors of experts with a fixed capacity: for each expert, the tokens with the highest weights.
 
-        An expert that fewer tokens chose takes others too, with weight 0. weights, chosen: the weights and indices of
-        each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
+        An expert that fewer tokens chose takes others too, with weight 0. weights, expert_indices: the weights and
+        indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
         """
 
         grouped, expert = False, None
@@ -504,7 +504,7 @@ def expert_map_class() -> type[nn.Module]:
     class ExpertMap(nn.Module):
         """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
 
-        ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
+        group_ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
         Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
         """
 
