@@ -29,7 +29,7 @@ class StageParameters(NamedTuple):
     largest_tensor: elements of the largest tensor.
     largest_in_layers: elements of the largest tensor in a layer.
     largest_matrix: elements of the largest tensor in a layer that is not of experts.
-    extra_gradients: elements by which whole gradients exceed their divided weights (`Divided.looked_up`).
+    extra_gradients: elements by which whole gradients exceed their divided weights (`Divided.look_up_rows`).
     """
 
     dense: int
