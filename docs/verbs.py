@@ -21,13 +21,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "verbs.md"
+LINE = 120
+"""The longest line of Python in the package, and in the page."""
+
 FIELD = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 
 HEAD = """# Verbs of a flow
 
 For whoever writes a part. A part's `flow(self, recorder, x)` calls a verb of the recorder once per operation, in the
-order of the forward pass; the recorder keeps a step with its inputs, its outputs and the op that has its cost. A verb takes
-values and returns values. A value is `[rows, *axes]`: rows are tokens, patches, routed tokens, …, and each axis has a
+order of the forward pass; the recorder keeps a step with its inputs, its outputs and the op that has its cost. A verb
+takes values and returns values. A value is `[rows, *axes]`: rows are tokens, patches, routed tokens, …, and each axis has a
 name and a length (`Axis("heads", 32)`). The `name` of a verb is the module that holds the operation's weights.
 
 Below each call stand the shapes of the values that it reads and gives there. The words are the docstrings of
@@ -159,7 +162,10 @@ def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     words, _, more = (inspect.getdoc(method) or "").partition("\n")
     listed = re.sub(r"(?<=[^\n])\n(?=- `)", "\n", FIELD.sub(r"- `\1`: ", more))
     listed = re.sub(r"^(?!- |\s|$)(.*)\n(?=- `)", r"\1\n\n", listed, flags=re.MULTILINE)
-    text = f"### {name}\n\n```python\nrecorder.{name}{head}\n```\n\n{words}\n{listed}".rstrip() + "\n"
+    usage = f"recorder.{name}{head}"
+    if len(usage) > LINE:
+        usage = f"recorder.{name}(\n    {head[1:-1]}\n)"
+    text = f"### {name}\n\n```python\n{usage}\n```\n\n{words}\n{listed}".rstrip() + "\n"
     if not calls:
         return text
     named = head.startswith("(name")  # then a call with the name in it says the most

@@ -187,7 +187,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
 
     class WeightedSum(nn.Module):
-        """Adds up weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
+        """Weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
         def forward(self, mix_weights: Tensor, values: Tensor) -> Tensor:
             return mix_weights @ values

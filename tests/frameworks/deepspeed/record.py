@@ -4,9 +4,9 @@ Where it keeps something on the host, each rank runs by itself on meta instead (
 
 `python -m tests.frameworks.deepspeed.record [NAME…]` runs every case, or those named, with the deepspeed that is
 installed, and writes tests/data/deepspeed.json: the versions, the date, and each case with its model, configuration and
-bytes of every rank. A dispatch mode follows the storages (`llmcalc.witnesses.storages.StorageTracker`), so what gloo and a
-kernel of the CPU take for themselves is not in these bytes; nor are the step counts of the optimizer, which are on the
-host.
+bytes of every rank. A dispatch mode follows the storages (`StorageTracker` of `llmcalc.witnesses.storages`), so what
+gloo and a kernel of the CPU take for themselves is not in these bytes; nor are the step counts of the optimizer, which
+are on the host.
 """
 
 from __future__ import annotations
