@@ -30,8 +30,8 @@ HEAD = """# Verbs of a flow
 
 For whoever writes a part. A part's `flow(self, recorder, x)` calls a verb of the recorder once per operation, in the
 order of the forward pass; the recorder keeps a step with its inputs, its outputs and the op that has its cost. A verb
-takes values and returns values. A value is `[rows, *axes]`: rows are tokens, patches, routed tokens, …, and each axis has a
-name and a length (`Axis("heads", 32)`). The `name` of a verb is the module that holds the operation's weights.
+takes values and returns values. A value is `[rows, *axes]`: rows are tokens, patches, routed tokens, …, and each axis
+has a name and a length (`Axis("heads", 32)`). The `name` of a verb is the module that holds the operation's weights.
 
 Below each call stand the shapes of the values that it reads and gives there. The words are the docstrings of
 `llmcalc/flow/recorder.py` and `llmcalc/flow/verbs`.
