@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.quick import QUICK
+from tests.quick import QUICK, SLOW
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,9 +110,10 @@ FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def first_failure(folder: Path, *paths: str) -> str:
-    """The test that fails first in a copy of the project, of these paths or of all quick tests; empty if none does."""
+    """The quick test that fails first in a copy of the project, of these paths or of all; empty if none does."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(paths or ["--quick"])]
+    chosen = [*paths, *(f"--deselect=tests/{name}" for name in SLOW)] if paths else ["--quick"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
