@@ -46,7 +46,7 @@ def candidates(
     if server.utilization < HIGHEST_UTILIZATION:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
-    if server.rank(0).scheme is None and not (server.preset.config or {}).get("quantization_config"):
+    if server.rank(0).scheme is None and server.preset.stored_as is None:
         yield "--quantization fp8", {"quantize": QUANTIZED}
 
 
