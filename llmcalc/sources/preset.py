@@ -68,6 +68,10 @@ NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
 """Fields of `Preset` that no file states."""
 
 
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+"""Sections of a config that describe the text model of a model with encoders."""
+
+
 class Preset(Record):
     """A named model with its sources. A user's file requires only `model`.
 
@@ -143,8 +147,11 @@ class Preset(Record):
     @property
     def stored_as(self) -> dict[str, Any] | None:
         """The table that describes how the published weights are stored; None if they are plain numbers."""
-        table = self.quantization_config if self.config is None else self.config.get("quantization_config")
-        return table if isinstance(table, dict) else None
+        if self.config is None:
+            return self.quantization_config
+        sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
+        tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
+        return next((table for table in tables if isinstance(table, dict)), None)
 
     def __repr__(self) -> str:
         return printable(f"<Preset {self.name}: {self.display}>")

@@ -93,8 +93,8 @@ class EngineServer:
         word = str(self.flags.get("kv_cache_dtype", AUTO[0]))
         if word not in AUTO:
             return 1 if word.startswith("fp8") else 2
-        scheme = (self.preset.config or {}).get("quantization_config")
-        is_fp8 = isinstance(scheme, Mapping) and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
+        scheme = self.preset.stored_as
+        is_fp8 = scheme is not None and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
     def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:

@@ -23,7 +23,7 @@ def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
 
     element_bytes: bytes of an element of the weights.
     """
-    is_quantized = rank.scheme is not None or bool((rank.preset.config or {}).get("quantization_config"))
+    is_quantized = rank.scheme is not None or rank.preset.stored_as is not None
     if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
         return 0
     elements: dict[tuple[str, str], tuple[int, int]] = {}
