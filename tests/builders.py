@@ -171,7 +171,7 @@ PLAIN = frozenset({str, bool, type(None)})
 
 def recorded(part: Component, width: int) -> Node:
     """Returns the node of a single part, in a causal stack of that width."""
-    f = Flow()
+    recorder = Flow()
     x = Value(TOKENS, (Axis("hidden", width),))
-    f.part("part", part, x)
-    return f.node().children[0]
+    recorder.part("part", part, x)
+    return recorder.node().children[0]

@@ -136,31 +136,31 @@ def test_forms_are_found(example: Component, names: set[str]) -> None:
 
 
 def recorded(*branches: Callable[[Flow, Value], Value]) -> Alternatives:
-    f, x = Flow(), Value(TOKENS, (Axis("hidden", 6),))
+    recorder, x = Flow(), Value(TOKENS, (Axis("hidden", 6),))
     """A flow with a choice between two branches."""
     first, other = branches
-    f.alternatives(chunked=lambda: first(f, x), step=lambda: other(f, x))
-    (made,) = f.root.items
+    recorder.alternatives(chunked=lambda: first(recorder, x), step=lambda: other(recorder, x))
+    (made,) = recorder.root.items
     assert isinstance(made, Alternatives)
     return made
 
 
-def narrow(f: Flow, x: Value) -> Value:
-    return f.linear("map", x, Axis("inner", 3))
+def narrow(recorder: Flow, x: Value) -> Value:
+    return recorder.linear("map", x, Axis("inner", 3))
 
 
 def test_forms_that_hold_something_else_are_found() -> None:
     """A different width, name, bias or state in one form is reported."""
 
-    def stateful(f: Flow, x: Value) -> Value:
-        f.state("state", *x.axes)
-        return narrow(f, x)
+    def stateful(recorder: Flow, x: Value) -> Value:
+        recorder.state("state", *x.axes)
+        return narrow(recorder, x)
 
     assert not differing(recorded(narrow, narrow))
     for other in (
-        lambda f, x: f.linear("map", x, Axis("inner", 4)),
-        lambda f, x: f.linear("other", x, Axis("inner", 3)),
-        lambda f, x: f.linear("map", x, Axis("inner", 3), bias=True),
+        lambda recorder, x: recorder.linear("map", x, Axis("inner", 4)),
+        lambda recorder, x: recorder.linear("other", x, Axis("inner", 3)),
+        lambda recorder, x: recorder.linear("map", x, Axis("inner", 3), bias=True),
         stateful,
     ):
         assert differing(recorded(narrow, other)) == ["step"]

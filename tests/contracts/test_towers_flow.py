@@ -50,13 +50,13 @@ WRAPPED = [
 
 def alone(tower: Any, **reading: Any) -> tuple[Flow, Value]:
     """Returns the program of one encoder, and its output. reading: changes to its input value."""
-    f, own = Flow(), tower.input_value()
+    recorder, own = Flow(), tower.input_value()
     x = Value(reading.get("rows", own.rows), own.axes, fixed=True)
-    return f, f.part("vision_tower", tower, x)
+    return recorder, recorder.part("vision_tower", tower, x)
 
 
-def steps_named(f: Flow, name: str) -> Iterator[Step]:
-    return (step for step in f.root.steps() if step.name == name)
+def steps_named(recorder: Flow, name: str) -> Iterator[Step]:
+    return (step for step in recorder.root.steps() if step.name == name)
 
 
 def scopes(scope: Scope) -> Iterator[Scope]:
@@ -117,8 +117,8 @@ def test_symbols_and_arrays_record_the_towers_of_a_wrapper(kind: str) -> None:
 @in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> None:
-    f, _ = alone(example)
-    for scope in scopes(f.root):
+    recorder, _ = alone(example)
+    for scope in scopes(recorder.root):
         if scope.takes is not None:
             assert scope.gives is not None
             assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes)
@@ -127,13 +127,17 @@ def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> N
 @in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(example: Any) -> None:
-    f = Flow(memory=Value(PATCHES, ()))
-    f.memo["keys and values"] = handed = {"of the text": 1}
-    before = f.causal, f.memory, f.memo
-    f.part("vision_tower", example, example.input_value())
-    assert (f.causal, f.memory, f.memo) == before == (True, before[1], {"keys and values": {"of the text": 1}})
-    assert f.memo["keys and values"] is handed
-    attending = [step for step in f.root.steps() if step.verb == "attention"]
+    recorder = Flow(memory=Value(PATCHES, ()))
+    recorder.memo["keys and values"] = handed = {"of the text": 1}
+    before = recorder.causal, recorder.memory, recorder.memo
+    recorder.part("vision_tower", example, example.input_value())
+    assert (
+        (recorder.causal, recorder.memory, recorder.memo)
+        == before
+        == (True, before[1], {"keys and values": {"of the text": 1}})
+    )
+    assert recorder.memo["keys and values"] is handed
+    attending = [step for step in recorder.root.steps() if step.verb == "attention"]
     assert attending or isinstance(example, Projector | PatchEmbedder)
     for step in attending:
         assert step.options["causal"] is False
@@ -142,28 +146,28 @@ def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(ex
 
 def test_the_class_vector_stands_among_the_patches_inside_the_layers_alone() -> None:
     example = next(one for one in VisionTower.examples() if one.class_embedding)
-    f, out = alone(example, rows=Fixed(length=12))
-    q = next(steps_named(f, "q_proj"))
+    recorder, out = alone(example, rows=Fixed(length=12))
+    q = next(steps_named(recorder, "q_proj"))
     assert (q.ins[0].rows.new(Workload()), out.rows.new(Workload())) == (13, 12)
 
 
 def test_a_pooling_head_asks_one_query_of_each_image() -> None:
     example = next(one for one in VisionTower.examples() if one.pooling)
-    f, out = alone(example)
-    (probe,) = steps_named(f, "probe")
-    attends = [step for step in f.root.steps() if step.verb == "attention"][-1]
+    recorder, out = alone(example)
+    (probe,) = steps_named(recorder, "probe")
+    attends = [step for step in recorder.root.steps() if step.verb == "attention"][-1]
     q, k, _ = attends.ins
     assert (q.rows, k.rows, out.rows) == (IMAGES, PATCHES, PATCHES)
-    asked = next(step for step in f.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
+    asked = next(step for step in recorder.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
     assert asked.name == "q_proj"
 
 
 @pytest.mark.parametrize("example", Conformer.examples())
 def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) -> None:
     """Besides queries, keys and values: projected distances in one example, a relative bias in the other."""
-    f, _ = alone(example)
-    (attends,) = (step for step in f.root.steps() if step.verb == "attention")
-    maker = {id(v): step for step in f.root.steps() for v in step.outs}
+    recorder, _ = alone(example)
+    (attends,) = (step for step in recorder.root.steps() if step.verb == "attention")
+    maker = {id(v): step for step in recorder.root.steps() for v in step.outs}
     beside_them = [maker[id(v.storage)].name for v in attends.ins[3:]]
     assert beside_them == (["r_proj"] if example.attention.relative_keys else ["relative_bias"])
     assert attends.options["context_left"] == example.attention.context_left
@@ -172,28 +176,28 @@ def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) ->
 # --- inputs of a projector --------------------------------------------------------------------------------------------
 
 
-def read_by(f: Flow, name: str) -> list[Value]:
+def read_by(recorder: Flow, name: str) -> list[Value]:
     """Returns the storages that the scope of that name reads and does not write."""
-    (scope,) = (s for s in scopes(f.root) if s.name == name)
+    (scope,) = (s for s in scopes(recorder.root) if s.name == name)
     steps = list(scope.steps())
     made = {id(v.storage) for step in steps for v in step.outs}
     return list({id(v.storage): v.storage for step in steps for v in step.ins if id(v.storage) not in made}.values())
 
 
 def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
-    f = Flow()
-    return f, record(f, towers)
+    recorder = Flow()
+    return recorder, record(recorder, towers)
 
 
 @in_one_test
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
     spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
-    f, made = recorded(spec.towers)
+    recorder, made = recorded(spec.towers)
     above: list[str] = []
     for name, tower in spec.towers.items():
         if isinstance(tower, Projector) and above and not tower.raw:
-            (read,) = read_by(f, name)
+            (read,) = read_by(recorder, name)
             (of,) = (one for one in above if made[one].storage is read)
             assert of in (above[0], above[-1])
             assert made[of].width == tower.input_size
@@ -207,20 +211,20 @@ def chain(**projectors: tuple[int, int]) -> dict[str, Any]:
 
 
 def test_a_projector_reads_the_projector_above_it_or_the_encoder_by_its_width() -> None:
-    f, made = recorded(chain(first_projector=(12, 20), second_projector=(20, 24), third_projector=(12, 24)))
-    assert read_by(f, "first_projector") == [made["vision_tower"].storage]
-    assert read_by(f, "second_projector") == [made["first_projector"].storage]
-    assert read_by(f, "third_projector") == [made["vision_tower"].storage]
+    recorder, made = recorded(chain(first_projector=(12, 20), second_projector=(20, 24), third_projector=(12, 24)))
+    assert read_by(recorder, "first_projector") == [made["vision_tower"].storage]
+    assert read_by(recorder, "second_projector") == [made["first_projector"].storage]
+    assert read_by(recorder, "third_projector") == [made["vision_tower"].storage]
 
 
 def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
     raw = Projector(input_size=12, maps=(Map(size=24),), raw=True)
-    f, made = recorded({**chain(), "audio_projector": raw})
-    (read,) = read_by(f, "audio_projector")
+    recorder, made = recorded({**chain(), "audio_projector": raw})
+    (read,) = read_by(recorder, "audio_projector")
     assert read.fixed
     assert read is not made["vision_tower"].storage
-    f, _ = recorded({"mm_projector": raw.model_copy(update={"raw": False})})
-    assert [value.fixed for value in read_by(f, "mm_projector")] == [True]
+    recorder, _ = recorded({"mm_projector": raw.model_copy(update={"raw": False})})
+    assert [value.fixed for value in read_by(recorder, "mm_projector")] == [True]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -256,8 +260,8 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
         if name.startswith("conv"):
             module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[2] * o.shape[3]}))
     net(torch.randn(1, 31, below.num_mel_bins))
-    f, _ = alone(first.model_copy(update={"subsampling": below}), rows=Fixed(length=31))
-    counted = {s.name: s.outs[0].rows.new(Workload()) for s in f.root.steps() if s.name in seen}
+    recorder, _ = alone(first.model_copy(update={"subsampling": below}), rows=Fixed(length=31))
+    counted = {s.name: s.outs[0].rows.new(Workload()) for s in recorder.root.steps() if s.name in seen}
     assert counted == seen
     assert len(counted) == 2
 
