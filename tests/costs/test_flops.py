@@ -277,7 +277,8 @@ READ = ("memory", "embedded", "per_layer")
 class Checkpointed(torch.nn.Module):
     """A layer whose activations are recomputed.
 
-    Other tensors with a gradient that it reads are also inputs, so that their gradient arrives once.
+    Other tensors with a gradient that it reads are also inputs, so that their gradient arrives once. Outputs of lower
+    layers are among them, as Funnel's decoder reads that of the first block.
     """
 
     def __init__(self, layer: torch.nn.Module, reentrant: bool) -> None:
@@ -285,15 +286,17 @@ class Checkpointed(torch.nn.Module):
         self.layer, self.reentrant = layer, reentrant
 
     def forward(self, x: torch.Tensor, run: Run) -> Any:
+        outputs = {key: y for key, y in run.memo.items() if isinstance(y, torch.Tensor) and y.grad_fn is not None}
+
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:
             x = (
                 x if torch.is_grad_enabled() else x.detach()
             )  # otherwise the counter would look for the gradient function of its slices
-            return self.layer(x, replace(run, **dict(zip(READ, read, strict=True))))
+            run.memo.update(zip(outputs, read[len(READ) :], strict=True))
+            return self.layer(x, replace(run, **dict(zip(READ, read[: len(READ)], strict=True))))
 
-        return checkpoint(
-            through, x, *(getattr(run, name) for name in READ), use_reentrant=self.reentrant, preserve_rng_state=False
-        )
+        inputs = (x, *(getattr(run, name) for name in READ), *outputs.values())
+        return checkpoint(through, *inputs, use_reentrant=self.reentrant, preserve_rng_state=False)
 
 
 def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool) -> int:
