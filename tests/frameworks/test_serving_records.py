@@ -162,7 +162,9 @@ def test_heads_and_latents_are_copied_where_they_are_fewer_than_ranks() -> None:
     for name, tp, whole in (("llama3-8b", 16, 8), ("deepseek-v2-lite", 4, 1)):
         spec = llmcalc.load(name).model
         cluster = memory_of(spec, Layout(tp=tp), phase="decode", seq=1023)
-        assert cluster.device_rank.device.by_kind["cache"] == kv(spec, 1, 1024).bytes // whole
+        on_rank = kv(spec, 1, 1024).bytes // whole
+        longest_tensor = on_rank // spec.main.num_hidden_layers  # is concatenated at the peak, beside what it replaces
+        assert on_rank <= cluster.device_rank.device.by_kind["cache"] <= on_rank + longest_tensor
 
 
 def test_what_torch_does_not_divide_is_an_estimate() -> None:

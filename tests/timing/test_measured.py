@@ -58,7 +58,7 @@ def test_errors_of_a_sample_are_as_large_as_those_of_all_rows() -> None:
     assert len(scores) > 250
     assert not [reason for reason in without if reason.startswith("refused")]
     several = {kind: [score for score in scores if score.row.kind == kind] for kind in CLASSES}
-    assert sum(len(of_kind) >= 20 for of_kind in several.values()) >= 7
+    assert sum(len(of_kind) >= 20 for of_kind in several.values()) >= 5
     for kind, (worst_median, _, least_covered) in CLASSES.items():
         if len(several[kind]) >= 20:
             summary = Summary.of(several[kind])
