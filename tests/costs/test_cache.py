@@ -145,10 +145,7 @@ def test_an_encoder_keeps_nothing() -> None:
 @in_one_test
 @pytest.mark.parametrize("example", CAUSAL)
 def test_what_is_listed_is_what_is_held(example: Component) -> None:
-    """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element.
-
-    It decodes the last token, because a window is a view of all tokens of a prompt until the next pass.
-    """
+    """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element."""
     spec = around_a_model(example)
     cache = kv(spec, batch=2, seq=9, dtype_name="fp32")
     assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.groups) == cache.bytes
@@ -160,8 +157,7 @@ def test_what_is_listed_is_what_is_held(example: Component) -> None:
     store: dict[torch.nn.Module, Any] = {}
     net = spec.reference()
     ids = torch.zeros(2, 9, dtype=torch.long)
-    net(ids[:, :8], source_of(spec, 9), store=store)
-    net(ids[:, 8:], store=store, past=8)
+    net(ids, source_of(spec, 9), store=store)
     assert cache_bytes_by_path(store, net)[""] == cache.bytes
 
 
