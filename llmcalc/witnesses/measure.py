@@ -194,10 +194,9 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path; a window's is a view of a longer storage, as in classes."""
+    """Returns the bytes of the cached tensors by module path; a window is a view of a longer storage, as in classes."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
-        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors))
-        for submodule, tensors in store.items()
+        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()
     )
     return _sum_upwards(elements_by_id)
