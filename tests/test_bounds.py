@@ -66,6 +66,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("explain", "llama3-8b", "--tp", "1000000007", "--vpp", "1000000000", "--pp", "1000000"),
         r"nearest layouts: ",
     ),
+    "layouts of a model of 257 layers": (
+        ("plan", "llama3-8b?num_hidden_layers=257", "--hardware", "h100", "--devices", "8"),
+        r"257 layers are too many for a search of layouts; expected at most 256 \(llmcalc memory answers for",
+    ),
+    "training layouts of 100,000 layers": (
+        ("fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100", "--devices", "8", "--phase", "training"),
+        r"100,000 layers are too many for a search of layouts; expected at most 256 ",
+    ),
+    "serving layouts of 100,000 layers": (
+        ("fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100", "--devices", "8"),
+        r"100,000 layers are too many for a search of layouts; expected at most 10,000 ",
+    ),
     "1e6 stages": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "1000000"),
         r"--pp 1000000: 1000000 stages do not divide 32 layers",

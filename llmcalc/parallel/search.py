@@ -116,6 +116,16 @@ def search(
     return result
 
 
+def check_depth(spec: ModelSpec, most: int) -> None:
+    """Raises `InputError` for a model with more layers than those of which layouts are searched."""
+    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    if layers > most:
+        raise InputError(
+            f"{layers:,} layers are too many for a search of layouts; expected at most {most:,} (llmcalc memory "
+            "answers for one layout, such as --tp 8)"
+        )
+
+
 def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
     """Returns the group sizes to try: the requested size, or the divisors of `multiple` up to a maximum."""
     return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]

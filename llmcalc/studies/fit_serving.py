@@ -14,7 +14,7 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
-from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
+from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
 from .decoding import decoded_token
 from .fit import Change, Fitting, fit, largest_run
 from .run_time import TimedRun
@@ -60,12 +60,17 @@ class ServingFitting:
     fitting: Fitting
 
 
+MOST_LAYERS = 10_000
+"""The largest number of layers of a model whose serving layouts are searched."""
+
+
 def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitting:
     """Returns whether inference fits on `layout_request.devices` accelerators.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
+    check_depth(memory.spec, MOST_LAYERS)
     replicas, best_replica = serving_replicas(memory, hardware, layout_request)
     best_fits = best_replica.fit.verdict != "no"
     fewest_layout = best_replica.layout if best_fits else _layout_on_more(memory, hardware, layout_request)

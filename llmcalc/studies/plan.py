@@ -23,7 +23,7 @@ from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
-from ..parallel.search import Search, search
+from ..parallel.search import Search, check_depth, search
 from ..timing.spread import TIE, Range
 from .run_time import TimeSettings, TrainingTimes
 
@@ -188,6 +188,10 @@ class LayoutPlan:
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
 
 
+MOST_LAYERS = 256
+"""The largest number of layers of a model whose training layouts are searched."""
+
+
 def plan_of(
     memory: Memory,
     hardware: Hardware,
@@ -222,6 +226,7 @@ def plan_of(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
             "sequences of a step of all devices; expected --global-batch"
         )
+    check_depth(spec, MOST_LAYERS)
     micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
     if global_batch is None:
         global_batch = micro_batch * layout_request.devices

@@ -11,6 +11,7 @@ from ...parallel.layout import ImpossibleLayout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion
 from .budget import Server, longest_request, memory
+from .compressed_blocks import compressed_layers
 
 FEWER_SEQUENCES = 64
 """The value of `--max-num-seqs` that is tried."""
@@ -38,7 +39,7 @@ def candidates(
     longest_tokens = longest_request(preset, hardware, version, flags)
     if 0 < longest_tokens < server.longest_request:
         yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
-    if server.cached_element_bytes > 1:
+    if server.cached_element_bytes > 1 and not compressed_layers(server.rank(0)):
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
     if not flags.get("enforce_eager") and server.rules.subtracts_graphs:
         yield "--enforce-eager", {"enforce_eager": True}
