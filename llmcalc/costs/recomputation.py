@@ -14,7 +14,7 @@ from ..ops.products import Conv1d
 from ..workload.recompute import NONE, Recompute, check_nodes
 from ..workload.run_config import RunConfig
 
-SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
+SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
@@ -65,9 +65,9 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
-    matrix product, followed at most by additions, that product is not recomputed. If it ends in a norm, in dropout, in
-    a gate or in the weighted sum of experts, every product is recomputed. Attention scores end in their product with
-    the values.
+    matrix product or a convolution, followed at most by additions, that product is not recomputed. If it ends in a
+    norm, in dropout, in a gate or in the weighted sum of experts, every product is recomputed. Attention scores end in
+    their product with the values.
     """
     recompute, total = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
@@ -136,10 +136,10 @@ def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, 
             yield from _scopes_by_path(item, f"{path}.")
 
 
-def _last_product(layer: Scope) -> Linear | None:
-    """Returns the last matrix product of a layer if only additions and dropout follow; else None."""
+def _last_product(layer: Scope) -> Linear | Conv1d | None:
+    """Returns the last matrix product or convolution of a layer if only additions and dropout follow; else None."""
     last_product = None
     for step in layer.steps(idle=False):
         if step.verb not in SAVES_NOTHING:
             last_product = step
-    return last_product.op if last_product is not None and isinstance(last_product.op, Linear) else None
+    return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

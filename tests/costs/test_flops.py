@@ -16,6 +16,7 @@ import llmcalc
 from llmcalc.components.base import Nothing
 from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.layers.block import Block
+from llmcalc.components.layers.looped import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.local import LocalAttention
@@ -277,7 +278,8 @@ READ = ("memory", "embedded", "per_layer")
 class Checkpointed(torch.nn.Module):
     """A layer whose activations are recomputed.
 
-    Other tensors with a gradient that it reads are also inputs, so that their gradient arrives once.
+    Other tensors with a gradient that it reads are also inputs, so that their gradient arrives once. Outputs of lower
+    layers are among them, as Funnel's decoder reads that of the first block.
     """
 
     def __init__(self, layer: torch.nn.Module, reentrant: bool) -> None:
@@ -285,15 +287,17 @@ class Checkpointed(torch.nn.Module):
         self.layer, self.reentrant = layer, reentrant
 
     def forward(self, x: torch.Tensor, run: Run) -> Any:
+        outputs = {key: y for key, y in run.memo.items() if isinstance(y, torch.Tensor) and y.grad_fn is not None}
+
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:
             x = (
                 x if torch.is_grad_enabled() else x.detach()
             )  # otherwise the counter would look for the gradient function of its slices
-            return self.layer(x, replace(run, **dict(zip(READ, read, strict=True))))
+            run.memo.update(zip(outputs, read[len(READ) :], strict=True))
+            return self.layer(x, replace(run, **dict(zip(READ, read[: len(READ)], strict=True))))
 
-        return checkpoint(
-            through, x, *(getattr(run, name) for name in READ), use_reentrant=self.reentrant, preserve_rng_state=False
-        )
+        inputs = (x, *(getattr(run, name) for name in READ), *outputs.values())
+        return checkpoint(through, *inputs, use_reentrant=self.reentrant, preserve_rng_state=False)
 
 
 def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool) -> int:
@@ -316,12 +320,10 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
     count = counted(spec, batch=2, seq=7, phase="training", recompute="full")
-    if not any(
-        getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()
-    ):
-        assert (
-            measured_training_step(spec, 2, 7, reentrant=True) == count.total
-        )  # (it cannot pass the gradient of keys and values between layers)
+    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
+    if not any(getattr(block.attention, "kv_shared", False) or isinstance(block, LoopedLayer) for block in blocks):
+        # (it cannot pass the gradient of keys and values between layers)
+        assert measured_training_step(spec, 2, 7, reentrant=True) == count.total
     assert measured_training_step(spec, 2, 7, reentrant=False) == count.total - count.skipped_by_early_stop
 
 

@@ -132,7 +132,7 @@ def _check_tensor(path: str, whole: tuple[int, ...], ranks: list[tuple[int, ...]
 
 
 REFUSED = {
-    "DifferentialAttention-0", "DifferentialAttention-1",  # halves of the value heads are on different ranks
+    *(f"DifferentialAttention-{i}" for i in range(4)),  # halves of the value heads are on different ranks
     "MixtureOfAttention-0", "MixtureOfAttention-1",  # a token's heads are those of its experts
     "DynamicMaskAttention-0", "DynamicMaskAttention-1", "DynamicMaskAttention-2",  # the values of all heads are summed
     "Mamba-4",  # channels as rows of heads

@@ -402,6 +402,7 @@ def test_a_field_replaced_by_anything(place: tuple[str, Place], value: Any, file
 
 @fuzzed
 @given(place=anywhere, key=words, value=anything, remove=st.booleans())
+@example(place=("plamo3", ("interleaved_sliding_window", 0)), key="", value=[], remove=False)
 def test_a_field_removed_or_inserted(place: tuple[str, Place], key: str, value: Any, remove: bool, file: Path) -> None:
     name, path = place
     config = copy.deepcopy(CONFIGS[name])

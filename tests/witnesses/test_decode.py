@@ -148,6 +148,7 @@ ENCODERS = {
     ),
     *(
         "fnet",
+        "funnel",
         "gte",
         "ibert",
         "jina_embeddings_v3",

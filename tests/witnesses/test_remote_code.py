@@ -90,6 +90,20 @@ def test_encoders_agree_with_the_reference(name: str) -> None:
     assert {f"towers.{tower}" for tower in spec_of(ENCODERS[name]).towers} < {c.node for c in verdict.checks}
 
 
+QWEN3_5_ENCODERS = ("interns1_pro", "intern_s2_preview")
+"""Wrappers with the vision encoder of Qwen3.5, whose class is compared."""
+
+
+@pytest.mark.parametrize("vision", [{}, {"depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}])
+@pytest.mark.parametrize("kind", QWEN3_5_ENCODERS)
+def test_encoders_are_those_of_qwen3_5(kind: str, vision: dict[str, Any]) -> None:
+    texts = {shape["model_type"]: shape["text_config"] for shape in SHAPES.values() if "text_config" in shape}
+    config = {"model_type": kind, "text_config": texts[kind], "vision_config": vision}
+    qwen = {"model_type": "qwen3_5_moe", "text_config": texts["intern_s2_preview"], "vision_config": vision}
+    assert spec_of(config).towers
+    assert spec_of(config).towers == spec_of(qwen).towers
+
+
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
@@ -98,7 +112,8 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
-        *(config["model_type"] for config in ENCODERS.values()), "deepseek_vl_v2", "kimi_k3", "minicpmo", "phi3_v"
+        *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "kimi_k3",
+        "minicpmo", "phi3_v",
     }  # fmt: skip
 
 

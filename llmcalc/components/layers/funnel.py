@@ -60,7 +60,7 @@ class FunnelAttention(TokenMixer):
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
-        return "Dai et al. 2020, appendix A.2.1"
+        return "Dai et al. 2020, §A.2.1"
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
@@ -198,10 +198,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Scores(nn.Module):
-        """Scores of each query with each row of a table. q: [batch, heads, queries, d], rows: [heads, rows, d]."""
+        """Scores of each query with each row of a table. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
 
         def forward(self, q: Tensor, rows: Tensor) -> Tensor:
-            scores = q.transpose(0, 1).flatten(1, 2) @ rows.transpose(-1, -2)
+            scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
             out: Tensor = scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
             return out
 
@@ -233,14 +233,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distances = torch.arange(furthest, furthest - 2 * queries - (keys if is_halved else 0), -1, device=x.device)
             angles = angles_of(distances * step, self.hidden, 10000.0)
             encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
-            r = self._split_heads(self.r_proj(encoded))
+            r = self.r_proj(encoded).unflatten(-1, (self.heads, -1))
             biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
             index = furthest - stride * torch.arange(queries, device=x.device)[:, None]
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             by_distance = self.distances(position_q, r).gather(-1, index)
-            by_segment = self.segment_scores(segment_q, self.segments.weight.transpose(0, 1))
+            by_segment = self.segment_scores(segment_q, self.segments.weight)
             out = self.core(content_q, k, v, by_distance + by_segment[..., 1:])  # all tokens are in one segment
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

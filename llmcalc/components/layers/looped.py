@@ -71,6 +71,9 @@ class LoopedAttention(GroupedQueryMixer):
     def source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
+    def reach(self) -> tuple[int, ...]:
+        return (self.loop_window_size,)
+
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

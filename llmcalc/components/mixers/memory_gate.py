@@ -45,9 +45,9 @@ class MemoryGate(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner = Axis("inner", self.intermediate_size)
-        absent = Value(x.rows, (inner,), fixed=True)  # nothing: the layer is recorded alone
-        memory: Value = recorder.memo.get(SCAN_OUTPUT, absent)
         gate = recorder.act(recorder.linear("in_proj", x, inner, bias=self.use_bias), self.hidden_act)
+        absent = Value(x.rows, gate.axes, fixed=True)  # nothing: the layer is recorded alone
+        memory: Value = recorder.memo.get(SCAN_OUTPUT, absent)
         return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
     def describe(self, hidden_size: int) -> str:

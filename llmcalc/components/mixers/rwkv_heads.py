@@ -119,13 +119,13 @@ def _reference_class() -> type[nn.Module]:
     inputs_of_projections = "wkvrg"
 
     class Recurrence(nn.Module):
-        """S ← w·S + kᵀv, o = r·(S + u·kᵀv). All: [batch, tokens, heads, d] → (o, the last state)."""
+        """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
             self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            out = []
+            out, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
             for token in range(r.shape[1]):
                 update = k[:, token, :, :, None] @ v[:, token, :, None, :]
                 out.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
@@ -184,8 +184,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            bonus = self.time_first.weight.float().unflatten(-1, (spec.num_heads, -1))[..., None]
-            y, state = self.wkv(r, k, v, decay, bonus, self.recurrent_state.load(forward_pass))
+            y, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
             y = self.ln_x(y.flatten(2).to(x.dtype))
             result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))

@@ -87,7 +87,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             },
         },
     ],
-    "InternS1ProForCausalLM": [{"model_type": "interns1_pro_text", **EXPERTS, "head_dim": 8, "router_n_groups": 2}],
+    "InternS1ProForCausalLM": [
+        {"model_type": "interns1_pro_text", **EXPERTS, "head_dim": 8, "router_n_groups": 2},
+        {"model_type": "interns1_pro_text", **EXPERTS, "mlp_only_layers": [0], "tie_word_embeddings": True},
+    ],
     "InternS2PreviewForConditionalGeneration": [
         {
             "model_type": "intern_s2_preview",

@@ -56,7 +56,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         steps = Steps(module_scope)
         for operation in steps.all:
             if operation.verb == "keep":
-                raise self.unsupported("no kernels of a recurrence whose output higher layers read", operation.name)
+                raise self.not_modelled(operation, "a recurrence whose output higher layers read")
         self.set(steps.all[-1].outs[0], compute_module(steps, self.flat(module_scope.reads)))
         for operation in steps.all:
             if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:

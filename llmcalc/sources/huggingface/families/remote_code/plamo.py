@@ -72,11 +72,11 @@ def _plamo3(config: Config) -> Table:
     config.fields_read.add("interleaved_sliding_window")
     default = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
     if isinstance(windows, list):
-        window_sizes = {window_size for window_size in windows if window_size is not None}
+        window_sizes = [window_size for window_size in windows if window_size is not None]
         if (
             len(windows) != depth
-            or len(window_sizes) > 1
             or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
+            or len(set(window_sizes)) > 1
         ):
             raise config.wrong("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
         default = ["full" if window_size is None else "sliding" for window_size in windows]
