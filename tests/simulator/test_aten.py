@@ -305,5 +305,6 @@ def theirs(case: Case, log: list[str] | None = None) -> Held:
 @pytest.mark.parametrize("name", CASES)
 def test_an_operation_holds_what_torch_holds(name: str) -> None:
     log: list[str] = []
+    theirs(CASES[name])  # the first pass of a process may keep a gradient that later ones hand on
     want = theirs(CASES[name], log)
     assert ours(CASES[name]) == want, "\n".join(log)
