@@ -334,11 +334,11 @@ def obeyed_by_the_runner(log: str) -> list[str]:
     """
     commands, paused_until = [], ""
     for line in log.splitlines():
-        found = re.match(r"\s*::([\w-]+)(?: [^:]*)?::(.*)", line) or re.search(r"##\[([\w-]+)[^]]*\](.*)", line)
-        if found is None or (paused_until and found[1] != paused_until):
+        command = re.match(r"\s*::([\w-]+)(?: [^:]*)?::(.*)", line) or re.search(r"##\[([\w-]+)[^]]*\](.*)", line)
+        if command is None or (paused_until and command[1] != paused_until):
             continue
-        commands += [] if found[1] in ("stop-commands", paused_until) else [found[1]]
-        paused_until = found[2] if found[1] == "stop-commands" else ""
+        commands += [] if command[1] in ("stop-commands", paused_until) else [command[1]]
+        paused_until = command[2] if command[1] == "stop-commands" else ""
     return commands
 
 

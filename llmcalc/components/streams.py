@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import StackPart
+from .base import LayerParts, StackPart
 
 
 class ResidualStreams(StackPart):
@@ -22,6 +23,14 @@ class ResidualStreams(StackPart):
     def from_target(self) -> bool:
         """Whether the layers only read a target model's results: its embedding, hidden states, keys and values."""
         return False
+
+    def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
+        """Raises `ValueError` if a layer is not of the streams' type with their number. count: its field and value."""
+        if any(layer.requires().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
+            raise ValueError(
+                f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
+                f"{', '.join(count)}, and nowhere else"
+            )
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the split of one residual stream into several. x: the first layer's input without streams."""

@@ -158,8 +158,8 @@ def test_a_pooling_head_asks_one_query_of_each_image() -> None:
     attends = [step for step in recorder.root.steps() if step.verb == "attention"][-1]
     q, k, _ = attends.ins
     assert (q.rows, k.rows, out.rows) == (IMAGES, PATCHES, PATCHES)
-    asked = next(step for step in recorder.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
-    assert asked.name == "q_proj"
+    reading_step = next(step for step in recorder.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
+    assert reading_step.name == "q_proj"
 
 
 @pytest.mark.parametrize("example", Conformer.examples())

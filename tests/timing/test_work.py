@@ -174,10 +174,10 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
 
 
 def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
-    own = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
-    all_rows = replace(own, moves_all_rows=True)
+    rank_pass = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
+    all_rows = replace(rank_pass, moves_all_rows=True)
     spec = model("qwen3-30b-a3b")
-    work, work_on_all = rank_work(spec, own), rank_work(spec, all_rows)
+    work, work_on_all = rank_work(spec, rank_pass), rank_work(spec, all_rows)
     assert work.forward_flops == work_on_all.forward_flops
     moved = [(kernel.moved[0], wider.moved[0]) for kernel, wider in zip(work.kernels, work_on_all.kernels, strict=True)]
     assert {wider / elements for elements, wider in moved if elements and wider != elements} == {4}

@@ -47,12 +47,7 @@ class AltUp(ResidualStreams):
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required_fields = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
-            raise ValueError(
-                "streams: those of type 'altup' stand where every layer is of type 'altup' with their "
-                "altup_num_inputs, and nowhere else"
-            )
+        self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
 
     def source(self) -> str:
         return SOURCE

@@ -112,12 +112,7 @@ class GatedStreams(ResidualStreams):
     norm: Norm
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required_fields = {"type": self.type, "hc_mult": self.hc_mult}
-        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
-            raise ValueError(
-                "streams: those of type 'gated_streams' stand where every layer is of that type with their hc_mult, "
-                "and nowhere else"
-            )
+        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
 
     def source(self) -> str:
         return "Qwen4-Exp 2026"

@@ -125,12 +125,7 @@ class HyperStreams(ResidualStreams):
     merge: Literal["weighted", "mean"] = "weighted"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required_fields = {"type": self.type, "hc_mult": self.hc_mult}
-        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
-            raise ValueError(
-                "streams: those of type 'hyper' stand where every layer is of type 'hyper' with their hc_mult, and "
-                "nowhere else"
-            )
+        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.copies(x, Axis("streams", self.hc_mult))

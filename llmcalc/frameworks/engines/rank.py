@@ -39,6 +39,11 @@ COMPRESSED = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
 
 
+def scaled_bytes(elements: int) -> int:
+    """Returns the bytes of an indexer's key, or of a latent beside one: float8 with a float32 as scale of a group."""
+    return elements + elements // INDEXER_GROUP * 4
+
+
 class TokenCache(NamedTuple):
     """The KV caches of layers of one attention type, whose bytes grow with the tokens.
 
@@ -192,12 +197,11 @@ class EngineRank:
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
         if cache.kind == INDEXER:
-            is_scaled = self.selects_latents
-            return Fraction(cache.width + cache.width // INDEXER_GROUP * 4 if is_scaled else 2 * cache.width)
+            return Fraction(scaled_bytes(cache.width) if self.selects_latents else 2 * cache.width)
         if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
             rotated = next(mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA))
             latent = cache.width - rotated
-            return Fraction(latent + latent // INDEXER_GROUP * 4 + 2 * rotated)
+            return Fraction(scaled_bytes(latent) + 2 * rotated)
         return cache.width * element_bytes
 
     @property
@@ -218,7 +222,7 @@ class EngineRank:
         ]
 
     def check_caches(self, engine: str) -> None:
-        """Raises `InputError` for a cache type that no engine's memory rules cover."""
+        """Raises `InputError` for a cache type that the engine's memory rules do not cover."""
         if any(state.kind == COMPRESSED for state in self.state_caches):
             raise InputError(
                 f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "

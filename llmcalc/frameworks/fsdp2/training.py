@@ -312,36 +312,17 @@ def record(
     ring: Ring | None = None,
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
-    training_run = FsdpRun(
-        spec,
-        training_config,
-        sharding,
-        fsdp_settings,
-        reshard,
-        layers,
-        workspace,
-        memory_meter := Recorder(),
-        program,
-        ring,
-    )
+
+    def new_run(memory_meter: Recorder) -> FsdpRun:
+        return FsdpRun(
+            spec, training_config, sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
+        )
+
+    training_run = new_run(memory_meter := Recorder())
     training_run.set_up()
     set_up = memory_meter.cut()
     training_run.next_batch()
     batch = memory_meter.cut()
     training_run.micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
-    return recorded_run or two_steps(
-        FsdpRun(
-            spec,
-            training_config,
-            sharding,
-            fsdp_settings,
-            reshard,
-            layers,
-            workspace,
-            memory_meter := Recorder(),
-            program,
-            ring,
-        ),
-        memory_meter,
-    )
+    return recorded_run or two_steps(new_run(memory_meter := Recorder()), memory_meter)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...components.mixers.compressed import CompressedAttention
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, mixers, scaled_bytes
 from .kv_blocks import BlockPool, Group
 from .versions import PageLayout
 
@@ -95,7 +95,7 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         entry_bytes = {mixer.head_dim: key_bytes}
         if mixer.indexer is not None:
             dim = mixer.indexer.index_head_dim
-            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else dim + dim // 128 * FLOAT32_BYTES
+            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else scaled_bytes(dim)
         windows = 1 + mixer.overlap
         for dim, bytes_of_entry in entry_bytes.items():
             state_bytes = 2 * windows * dim * FLOAT32_BYTES  # values and scores of each token

@@ -121,7 +121,6 @@ def block_pool(
     or that divides tokens beside layers of several kinds.
     """
     caches, states = [*rank.token_caches, *drafted], stored_states(rank, state_blocks.drafted)
-    rank.check_caches("vllm")
     if not caches:
         raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
     if states and not rules.grouped_layers:

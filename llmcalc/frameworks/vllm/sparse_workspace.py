@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...components.mixers.compressed import CompressedAttention
 from ...components.mixers.indexer import Indexer
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, mixers, scaled_bytes
 
 INDEXED_SEQUENCES = 40
 """Longest sequences whose indexer keys the workspace holds."""
@@ -28,7 +28,7 @@ def sparse_workspace(rank: EngineRank, length: int, tokens: int) -> int:
     reserved = [0]
     for mixer, _ in mixers(rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
-            reserved.append(INDEXED_SEQUENCES * length * _key_bytes(mixer.index_head_dim))
+            reserved.append(INDEXED_SEQUENCES * length * scaled_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):
             reserved += _reserved_bytes(mixer, length, tokens)
     return max(reserved)
@@ -43,9 +43,4 @@ def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> lis
     if rate is None or mixer.indexer is None:
         return [gathered + batch * (window + 1) * INT32_BYTES]
     indices = batch * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
-    return [gathered + indices, INDEXED_SEQUENCES * length // rate * _key_bytes(mixer.indexer.index_head_dim)]
-
-
-def _key_bytes(dim: int) -> int:
-    """The bytes of an indexer's key: float8 with a float32 as scale for 128 elements."""
-    return dim + dim // 128 * 4
+    return [gathered + indices, INDEXED_SEQUENCES * length // rate * scaled_bytes(mixer.indexer.index_head_dim)]

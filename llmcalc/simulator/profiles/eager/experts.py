@@ -158,19 +158,9 @@ class ExpertKernels(Lowering):
         )
         if self.choices.like_classes:
             y = aten.index_select(y, aten.like(self.expert_row_index("order")))
-            self.set(
-                operation.outs[0],
-                aten.sum(
-                    aten.unflatten(
-                        y,
-                        0,
-                        weights.shape[-2:]
-                        if len(weights.shape) == 2
-                        else (weights.shape[0] * weights.shape[1], weights.shape[-1]),
-                    ),
-                    1,
-                ),
-            )
+            *rows, top_k = weights.shape
+            tokens = rows[0] if len(rows) == 1 else rows[0] * rows[1]
+            self.set(operation.outs[0], aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1))
             return
         self.set(
             operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
@@ -195,8 +185,8 @@ class ExpertKernels(Lowering):
             return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, operation.options["identities"])
         if len(steps) > 1:
-            beside = [aten.transpose(self.expert_weight(item, (experts, outputs, ins)), 1, 2) for item in steps]
-            product = aten.grouped_mm(x, beside[0], group_ends, *beside[1:])
+            matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, ins)), 1, 2) for item in steps]
+            product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
             for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
                 self.set(item.outs[0], y)
             return
