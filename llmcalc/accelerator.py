@@ -248,10 +248,6 @@ class Fit:
         return "tight" if self.left_bytes + self.fragmentation >= 0 else "no"
 
 
-TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
-"""What the verdict `tight` means, as tables say it."""
-
-
 def fits(needed_bytes: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
     """Returns whether the required bytes fit on each accelerator alone, smallest memory first."""
     return sorted(

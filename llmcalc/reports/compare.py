@@ -329,7 +329,8 @@ def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
 def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
     """Returns a row per model. A column's unit is the one in which most values are at least 1.
 
-    is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
+    is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
+    take the place of the shape.
     """
     parameter_scale = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
     flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
@@ -350,7 +351,8 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         Column("num_key_value_heads", "kv heads"),
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
-    columns = columns if is_wide else columns[:-3]
+    if not is_wide:
+        columns = columns[: 7 if load is None else 3]
     timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
     rows = [
         Row(
@@ -377,7 +379,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         *(
             [flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
             if is_wide
-            else [f"KV cache and FLOPs: from {WIDE} columns on"]
+            else [f"{'shape, ' if load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
     notes += [load.note(first_model)] if load is not None else []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import units
-from ..accelerator import TIGHT_NOTE, Fit
+from ..accelerator import Fit
 from ..device_memory.estimate import Memory
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
@@ -16,7 +16,7 @@ from ..studies.fit_options import MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import device_data, execution_data, run_text, settings_text, verdict_of, workload_data
+from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
 from .notes import as_warnings, plural, too_long
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
@@ -72,12 +72,11 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         )
         for option in options
     ]
-    nominal = "*: of the nominal memory, since the usable memory is not known"
     notes = [
         *warnings,
         "by total memory; needed and share: of the accelerator that needs most",
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each; --hardware says what else would make it fit",
-        nominal if any(option.fit.nominal for option in options) else "",
+        *verdict_notes([option.fit for option in options]),
     ]
     document = {
         "model": model_data(preset),
@@ -94,7 +93,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         OPTION_COLUMNS,
         rows,
         settings_text(memory, memory.attention),
-        [note for note in notes if note],
+        notes,
         answer_text,
         name="options",
     )
@@ -246,6 +245,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     layout_notes = (
         [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
     )
+    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
     document = {
         **_fit_document(preset, worst_fit),
         "devices": devices,
@@ -308,7 +308,8 @@ class _Screen(NamedTuple):
             f"{self.aside}: {units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
             f"({units.percent(fit.share)})"
         )
-        notes = without_repetitions([*warnings, *self.notes])
+        shown_fits = [fit, *(change.fit for change in changes)]
+        notes = without_repetitions([*warnings, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.more
         if changes:
@@ -329,12 +330,8 @@ def _sequences_text(fit_answer: Fitting) -> str:
 
 def _search_notes(fit_answer: Fitting) -> list[str]:
     """Returns notes on the search for the largest numbers."""
-    fit, memory_use = fit_answer.fit, fit_answer.memory.states
-    nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
-    notes = [
-        "each maximum changes one number of the run",
-        f"{TIGHT_NOTE}{nominal}",
-    ]
+    memory_use = fit_answer.memory.states
+    notes = ["each maximum changes one number of the run"]
     context = memory_use.full_context
     if context is not None and fit_answer.seq > context:
         notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")

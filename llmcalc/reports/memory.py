@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import units
-from ..accelerator import TIGHT_NOTE, Fit
+from ..accelerator import Fit
 from ..device_memory.device_memory import DeviceMemory, Point, Term
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
@@ -136,13 +136,33 @@ def fits_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     rows = [
         Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
     ]
-    note = f"{TIGHT_NOTE}; headroom: negative for a shortfall"
+    notes = verdict_notes(accelerator_fits)
+    if any(fit.left_bytes < 0 for fit in accelerator_fits):
+        notes.append("headroom: negative for a shortfall")
     if any(fit.nominal for fit in accelerator_fits):
-        title, note = f"{title}; *: of the nominal memory", f"{note}; *: the usable memory is not known"
+        title = f"{title}; *: of the nominal memory"
     first_fitting = next(
         (i for i, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
     )
-    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first_fitting)
+    return Table(
+        title,
+        FIT_COLUMNS,
+        rows,
+        notes=["; ".join(notes)] if notes else [],
+        name="fits",
+        sooner=True,
+        centre=first_fitting,
+    )
+
+
+def verdict_notes(fits: Sequence[Fit]) -> list[str]:
+    """Returns what `tight` and `*` mean, each if a verdict shows it."""
+    notes = []
+    if any(fit.verdict == "tight" for fit in fits):
+        notes.append("tight: fits only without the estimated fragmentation")
+    if any(fit.nominal for fit in fits):
+        notes.append("*: of the nominal memory, since the usable memory is not known")
+    return notes
 
 
 def verdict_of(fit: Fit) -> str:

@@ -49,7 +49,7 @@ SERVER_COLUMNS = (
     Column("devices", "devices", units.exact),
     *SHARED_COLUMNS,
     *RATE_COLUMNS,
-    Column("keeps", "keeps", justify="left", verdict=True),
+    Column("keeps", "limits", justify="left", verdict=True),
 )
 
 TRACE_COLUMNS = (
@@ -59,7 +59,7 @@ TRACE_COLUMNS = (
     Column("ttft_90", "TTFT p90", text_of),
     Column("tpot_90", "TPOT p90", text_of),
     *RATE_COLUMNS,
-    Column("keeps", "keeps", justify="left", verdict=True),
+    Column("keeps", "limits", justify="left", verdict=True),
 )
 """Columns of servers that serve a trace: percentiles of its requests, each with its range."""
 
@@ -164,7 +164,7 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         server, point = servers.servers[index], servers.points[index]
         keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "fits" if keeps else "no"]
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps else "no"]
         rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows
 
@@ -188,7 +188,7 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         ]
         rate = trace_times.output_tokens_per_second
         last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
-        verdict = "fits" if servers.keeps_limits[index] else "no"
+        verdict = "ok" if servers.keeps_limits[index] else "no"
         cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
         rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows

@@ -21,7 +21,7 @@ def table(title: str, headline: str, utilization: Utilization) -> Table:
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
-        Column("flops_per_token", f"{scale.name} per token", scale.write),
+        Column("flops_per_token", f"{scale.name}/token", scale.write),
         Column("mfu", "MFU", units.percent),
         Column("hfu", "HFU", units.percent),
     )
