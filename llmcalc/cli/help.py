@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -15,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..characters import fitted
+from ..errors import InputError
 from ..workload.setting import Panel
 from .signatures import with_signature
 
@@ -41,6 +43,21 @@ class Command(TyperCommand):
         for option in self.params:
             if option.name in self.uncommon:
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses an option that stands where another option's value is expected; typer would take it as the value."""
+        takes_value = {
+            name: not option.is_flag and not option.count
+            for option in self.get_params(ctx)
+            if hasattr(option, "is_flag")
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        for argument, following in pairwise(args):
+            if argument == "--":
+                break
+            if takes_value.get(argument) and following in takes_value:
+                raise InputError(f"{argument}: expects a value before {following} ({ctx.command_path} --help explains)")
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         return printable_help(super().get_help(ctx))

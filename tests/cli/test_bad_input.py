@@ -276,6 +276,7 @@ USAGE = {
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
     "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
+    "memory llama3-8b --phase training --fsdp --hardware h100": "--fsdp: expects a value before --hardware",
     "memory llama3-8b --hardware 80": "--hardware: 80: a memory size has a unit; expected 80GB or 80GiB",
     "memory llama3-8b --engine vllm=0.19": "--engine vllm=0.19: one sign of two; expected such as vllm==0.19",
     "compare llama3-8b,gpt2": "'llama3-8b,gpt2': models are separate words; expected llama3-8b gpt2",
