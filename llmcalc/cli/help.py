@@ -47,7 +47,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses an option that stands where another option's value is expected; typer would take it as the value."""
         takes_value = {
-            name: not option.is_flag and not option.count
+            name: not option.is_flag
             for option in self.get_params(ctx)
             if hasattr(option, "is_flag")
             for name in (*option.opts, *option.secondary_opts)

@@ -85,7 +85,7 @@ class EngineQuestion:
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(record.title, record.known_flags(), self.values)
+            flags = read_values(record.title, record.known_flags(), self.values, record.instead)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 

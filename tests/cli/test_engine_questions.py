@@ -32,3 +32,28 @@ def test_a_question_has_an_answer(command: str, monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code in (0, 1), result.output
     assert "GiB" in result.output or "tokens" in result.output
     assert not result.output.startswith("error:")
+
+
+@pytest.mark.parametrize(
+    ("general", "own"),
+    [
+        ("vllm --seq 8k --users 8", "vllm --max-model-len 8192 --max-num-seqs 8"),
+        ("vllm --kv-dtype=fp8 --devices 2", "vllm --kv-cache-dtype fp8 --tensor-parallel-size 2"),
+        ("sglang -s 8k --devices 2", "sglang --context-length 8192 --tp-size 2"),
+        ("llama.cpp --seq 8k --kv-dtype q8_0 --devices 2", "llama.cpp -c 8192 -ctk q8_0 -ctv q8_0 -ts 1,1"),
+    ],
+)
+def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -> None:
+    documents = [
+        CliRunner().invoke(
+            app, ["memory", "qwen3-8b", "--hardware", "h100", "--format", "json", "--engine", *line.split()]
+        )
+        for line in (general, own)
+    ]
+    assert documents[0].exit_code == 0, documents[0].output
+    assert documents[0].output == documents[1].output
+
+
+def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> None:
+    answer = CliRunner().invoke(app, ["memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "abc"])
+    assert "--seq: 'abc'" in str(answer.exception)

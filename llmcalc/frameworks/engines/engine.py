@@ -112,7 +112,7 @@ class Engine:
     candidates: (preset, hardware, version, flags) → changes that may give more cache, the cheapest first: as users type
         them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
-    instead: option of llmcalc → the engine's flag for it.
+    instead: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
     flag_of: term → the flag that changes it.
     serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
         request); default the flag of the length.

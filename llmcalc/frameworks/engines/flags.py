@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown, suggest
 from ...sources.files import parse_json
-from ...units import exact_number
+from ...units import exact_number, parse_length
 
 FlagKind: TypeAlias = Literal["tokens", "number", "numbers", "share", "gib", "switch", "word", "text", "list", "table"]
 
@@ -186,15 +186,24 @@ def spelled(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
-def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+def read_values(
+    title: str, flags: Sequence[Flag], values: Mapping[str, Any], instead: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Returns the values of flags from Python keyword names, such as `max_model_len`.
 
+    instead: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = by_name(flags)
     fields = {flag_name.lstrip("-").replace("-", "_"): flag for flag_name, flag in flags_by_name.items()}
     field_values: dict[str, Any] = {}
     for flag_name, value in values.items():
+        option = next((option for option in instead or {} if option.lstrip("-").replace("-", "_") == flag_name), None)
+        if flag_name not in fields and instead and option is not None:
+            if value is not None:
+                for flag in (flags_by_name[engine_name] for engine_name in instead[option].split()):
+                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(value)))
+            continue
         if flag_name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(
@@ -256,7 +265,8 @@ def split_arguments(
     """Splits command-line arguments into llmcalc's arguments and the values of an engine's flags, by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
-    instead: option of llmcalc that the engine replaces → the engine's flag.
+    instead: options of llmcalc, each → the engine's flag that it sets, or several with spaces between. Their values are
+        kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
     """
@@ -291,7 +301,10 @@ def split_arguments(
             continue
         if match is None:
             if name in instead:
-                raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
+                if not equals_sign and not queue:
+                    raise InputError(f"{name}: the value is missing")
+                values[name.lstrip("-").replace("-", "_")] = value if equals_sign else queue.popleft()
+                continue
             names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
             suggestion = suggest(spelled(name), names)
             if unknown is None:
@@ -308,6 +321,26 @@ def split_arguments(
                 f"{values[flag.field]},{flag_value}" if flag.repeats and flag.field in values else flag_value
             )
     return kept_arguments, values
+
+
+def _engine_value(option: str, flag: Flag, text: str) -> str:
+    """Returns the value of an option of llmcalc as the engine's flag has it: 8k is 8,192 tokens, 2 devices are 1,1."""
+    is_split = option == "--devices" and flag.kind == "text"
+    if flag.kind not in ("tokens", "number") and not is_split:
+        return text
+    try:
+        number = parse_length(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+    if not is_split:
+        return str(number)
+    if not 1 <= number <= MOST_DEVICES:
+        raise InputError(f"{option}: {number:,}; expected 1 to {MOST_DEVICES}")
+    return ",".join(["1"] * number)
+
+
+MOST_DEVICES = 64
+"""Largest number of devices among which an engine's list of shares divides a model."""
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:

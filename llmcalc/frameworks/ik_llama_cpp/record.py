@@ -8,7 +8,12 @@ ENGINE = ggml_engine(
     __package__,
     "ik_llama.cpp",
     "ik_llama.cpp",
-    instead={"--seq": "--ctx-size", "--kv-dtype": "--cache-type-k", "--context": "--ctx-size"},
+    instead={
+        "--seq": "--ctx-size",
+        "--context": "--ctx-size",
+        "--kv-dtype": "--cache-type-k --cache-type-v",
+        "--devices": "--tensor-split",
+    },
     shows_alternatives=True,
     shown_defaults=("--ctx-size", "--ubatch-size"),
 )

@@ -8,5 +8,10 @@ ENGINE = ggml_engine(
     __package__,
     "ollama",
     "Ollama",
-    instead={"--seq": "--num-ctx", "-s": "--num-ctx", "--kv-dtype": "OLLAMA_KV_CACHE_TYPE"},
+    instead={
+        "--seq": "--num-ctx",
+        "-s": "--num-ctx",
+        "--kv-dtype": "OLLAMA_KV_CACHE_TYPE",
+        "--users": "OLLAMA_NUM_PARALLEL",
+    },
 )

@@ -18,6 +18,9 @@ ENGINE = Engine(
         "--seq": "--context-length",
         "-s": "--context-length",
         "--kv-dtype": "--kv-cache-dtype",
+        "--users": "--max-running-requests",
+        "--batch": "--max-running-requests",
+        "--devices": "--tp-size",
     },
     flag_of={
         "budget": "--mem-fraction-static",

@@ -20,6 +20,7 @@ ENGINE = Engine(
         "--users": "--max_batch_size",
         "--batch": "--max_batch_size",
         "--kv-dtype": "--kv_cache_dtype",
+        "--devices": "--tp_size",
     },
     flag_of={
         "budget": "--kv_cache_free_gpu_memory_fraction",

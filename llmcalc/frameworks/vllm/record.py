@@ -19,6 +19,7 @@ ENGINE = Engine(
         "--users": "--max-num-seqs",
         "--batch": "--max-num-seqs",
         "--kv-dtype": "--kv-cache-dtype",
+        "--devices": "--tensor-parallel-size",
     },
     flag_of={
         "budget": "--gpu-memory-utilization",
