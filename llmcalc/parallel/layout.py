@@ -9,8 +9,9 @@ optimizer states, gradients and weights over it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
@@ -169,17 +170,23 @@ class Layout:
         return {"world": self.world, **values, "etp": self.expert_tp}
 
     def options(self) -> str:
-        """Returns the command-line options of this layout, without defaults."""
+        """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
         arguments: list[str] = []
         for field in fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if value == field.default:
+            if value == field.default or (value == "interleaved" and self.vpp > 1):
                 continue
             if isinstance(value, bool):
                 arguments.append(option if value else f"--no-{option[2:]}")
             else:
-                arguments += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+                arguments += [option, stage_layers_text(value) if isinstance(value, tuple) else str(value)]
         return " ".join(arguments)
+
+
+def stage_layers_text(layers: Sequence[int]) -> str:
+    """Returns numbers of layers as `--pp-layout` takes them: 2,2,2,3 as `2x3,3`."""
+    runs = [(size, len(list(stages))) for size, stages in groupby(layers)]
+    return ",".join(f"{size}x{stages}" if stages > 1 else str(size) for size, stages in runs)
 
 
 ONE_DEVICE = Layout()

@@ -58,8 +58,8 @@ def nearest_layouts_text(
 
 
 def _options_text(layout: Layout) -> str:
-    """Returns the options of a layout as text, without the schedule if --vpp implies it."""
-    return layout.options().replace(" --schedule interleaved", "") or "one device"
+    """Returns the options of a layout as text."""
+    return layout.options() or "one device"
 
 
 def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:

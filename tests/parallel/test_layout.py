@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, Stage, stages
-from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.parallel.layout_request import LayoutRequest, parse_stage_layers
 
 
 def test_every_rank_stands_somewhere_else() -> None:
@@ -108,3 +108,14 @@ def test_the_options_of_a_layout_ask_for_it() -> None:
     assert Layout(tp=2, sequence_parallel=True, pp=2, pp_layout=(3, 5), reshard=False).options() == (
         "--tp 2 --pp 2 --sequence-parallel --no-reshard --pp-layout 3,5"
     )
+
+
+def test_repeated_stage_sizes_are_written_once() -> None:
+    layout = Layout(pp=4, vpp=2, schedule="interleaved", pp_layout=(2, 2, 2, 3, 3, 3, 3, 1))
+    assert layout.options() == "--pp 4 --vpp 2 --pp-layout 2x3,3x4,1"
+    assert parse_stage_layers("--pp-layout", ("2x3", "3x4", "1")) == layout.pp_layout
+    for text in ("2x", "x2", "2x3x4", "-1", "2 3", "9" * 100):
+        with pytest.raises(InputError, match="expected layers of each stage"):
+            parse_stage_layers("--pp-layout", (text,))
+    with pytest.raises(InputError, match="expected at most 1,048,576 stages"):
+        parse_stage_layers("--pp-layout", ("1x999999999",))
