@@ -408,3 +408,14 @@ def test_what_no_layout_mends_is_an_error(run: Any, words: list[str], error: str
         assert code == 2
         assert error in err
         assert "nearest" not in err
+
+
+def test_a_plan_of_a_model_that_megatron_does_not_have_is_of_fsdp2(run: Any) -> None:
+    """Attention with windows (Gemma 3), sinks (gpt-oss) or biases of scores (BLOOM) has no kernels there."""
+    windows = ("plan", "gemma3-1b?num_hidden_layers=6", "--hardware", "h100", "--devices", "2", "--seq", "1024")
+    document = asked(run, *windows, "--rows", "1")
+    assert document["framework"] == "fsdp2"
+    assert asked(run, "plan", SMALL, *windows[2:], "--rows", "1")["framework"] == "megatron"
+    code, _, err = run(*windows, "--framework", "megatron")
+    assert code == 2
+    assert "sliding windows are not modelled with --framework megatron" in err

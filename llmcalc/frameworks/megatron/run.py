@@ -8,9 +8,12 @@ from typing import Any
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
+from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE
+from ...simulator.evidence import every_step
 from ..framework import RunOnRanks
 from . import rank_memory as replay
+from .kernels.attention import not_modelled
 from .settings_from_options import settings_of, settings_on
 
 
@@ -28,6 +31,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 def check(memory_estimate: Memory, version: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     settings_of(memory_estimate, ONE_DEVICE, version)
+    for step in every_step(memory_estimate.spec.shared_program.root.items):
+        if step.verb == "attention" and not step.options.get("selected") and not_modelled(step):
+            raise InputError(not_modelled(step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:

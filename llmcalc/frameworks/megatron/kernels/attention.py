@@ -34,6 +34,14 @@ NOT_MODELLED = {
 """Option of an attention step that these kernels do not have → what it is."""
 
 
+def not_modelled(operation: Step) -> str:
+    """Returns why these kernels do not run an attention step; empty if they do."""
+    features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
+    if not features:
+        return ""
+    return f"{' and '.join(features)} are not modelled with --framework megatron; expected --framework fsdp2 or torch"
+
+
 class AttentionKernels(LinearKernels):
     """Splits of fused QKV projections, rotary embeddings, and attention."""
 
@@ -123,13 +131,9 @@ class AttentionKernels(LinearKernels):
         name = type(operation.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", operation.name)
-        features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
-        if features:
-            raise self.unsupported(
-                f"{' and '.join(features)} are not modelled with --framework megatron; "
-                "expected --framework fsdp2 or torch",
-                operation.name,
-            )
+        reason = not_modelled(operation)
+        if reason:
+            raise self.unsupported(reason, operation.name)
         q, k, v = (self.take(operation, input_value) for input_value in operation.ins[:3])
         heads = operation.outs[0].axes[0].size
         groups = (
