@@ -53,7 +53,7 @@ def test_github_runs_every_part_of_ci_on_every_python_that_is_supported() -> Non
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = "Programming Language :: Python :: "
     pythons = [one.removeprefix(named) for one in project["classifiers"] if one.startswith(named)]
-    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons
+    assert jobs["test"]["strategy"]["matrix"]["python"] == jobs["types"]["strategy"]["matrix"]["python"] == pythons
     assert project["requires-python"] == f">={pythons[0]}"
     assert jobs["counts"]["strategy"]["matrix"]["system"] == ["windows-latest", "macos-latest"]
 
