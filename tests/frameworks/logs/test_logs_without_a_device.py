@@ -58,9 +58,7 @@ kv_cache_dtype=fp8, seed=0, enable_prefix_caching=True, enable_chunked_prefill=T
 """Numbers of a log with model and settings (index:63574967224); the device is not named."""
 
 
-FREE_MEMORY = (
-    "ValueError: Free memory on device (61.22/79.25 GiB) on startup is less than desired"
-)
+FREE_MEMORY = "ValueError: Free memory on device (61.22/79.25 GiB) on startup is less than desired"
 
 
 def test_the_memory_of_a_device_without_a_name_is_that_of_the_line_on_free_memory() -> None:
