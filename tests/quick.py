@@ -28,6 +28,7 @@ QUICK = (
     "simulator/test_eager.py",
     "simulator/test_unfolding.py::test_training",
     "simulator/test_unfolding.py::test_where_repeats_differ_all_layers_are_replayed",
+    "simulator/test_unfolding.py::test_the_allocators_bytes_grow_by_the_same_for_each_layer",
     "simulator/test_unfolding.py::test_of_more_layers_what_the_allocator_adds_is_extrapolated",
     "device_memory/test_memory.py",
     "device_memory/test_inference.py",

@@ -518,14 +518,8 @@ class RingChunk(Chunk):
         stage: Stage,
         memory_meter: Meter | Recorder,
     ) -> None:
-        super().__init__(
-            spec,
-            replace(training_config, seq=part_of_sequence(layout, training_config.seq)),
-            layout,
-            rank,
-            stage,
-            memory_meter,
-        )
+        training_config = replace(training_config, seq=part_of_sequence(layout, training_config.seq))
+        super().__init__(spec, training_config, layout, rank, stage, memory_meter)
         self.lowering.ring = ring_of(layout, rank)
 
 

@@ -1,9 +1,25 @@
-"""Active parameters per token, by hand."""
+"""Parameters of one op, and active parameters per token, by hand."""
 
 from __future__ import annotations
 
+import pytest
+
 import llmcalc
+from llmcalc.ops import Linear
 from tests.families import shapes_of
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_tied_linear_layer_has_a_bias_alone(tied: bool, bias: bool) -> None:
+    layer = Linear(5, 3, bias=bias, tied=tied)
+    assert layer.params() == 15 * (not tied) + 3 * bias
+    assert [tensor.shape for tensor in layer.tensors()] == [(3, 5)] * (not tied) + [(3,)] * bias
+
+
+def test_an_untied_head_adds_a_table() -> None:
+    tied, untied = (llmcalc.params(f"gpt2?tie_word_embeddings={value}").total for value in ("true", "false"))
+    assert untied - tied == 50257 * 768
 
 
 def test_experts_of_images_are_held_and_no_token_of_text_passes_them() -> None:

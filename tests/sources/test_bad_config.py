@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 from conftest import Result
 
+import llmcalc
+from llmcalc.components.base import LARGEST
+from llmcalc.components.position import Rope
+from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.config import Config as TypedConfig
 from tests.families import shapes_of
 from tests.sources.test_fuzz_config import LLAMA, SIZED, Config
 
@@ -237,6 +242,41 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
         assert bool(out) is not bool(words), where
         assert err.count("error: ") == bool(words), where
         assert peak < 300_000, (where, peak)
+
+
+# --- elements of lists ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("item", ["4", True, None, -1, 2.0, LARGEST + 1, [4]], ids=repr)
+def test_an_element_that_is_no_size_is_refused(item: Any) -> None:
+    assert TypedConfig({"widths": [0, 4]}, {}, "toy").sizes("widths") == [0, 4]
+    with pytest.raises(InputError, match=r"^widths: .*; expected a list of whole numbers$"):
+        TypedConfig({"widths": [4, item]}, {}, "toy").sizes("widths")
+
+
+@pytest.mark.parametrize("item", [4, True, None, ["full"]], ids=repr)
+def test_an_element_that_is_no_text_is_refused(item: Any) -> None:
+    assert TypedConfig({"kinds": ["full"]}, {}, "toy").texts("kinds") == ["full"]
+    with pytest.raises(InputError, match=r"^kinds: .*; expected a list of texts$"):
+        TypedConfig({"kinds": ["full", item]}, {}, "toy").texts("kinds")
+
+
+@pytest.mark.parametrize("kind", ["granite_swa", "muse_spark_text"])
+@pytest.mark.parametrize("base", ["10000", True, None, -1, LARGEST + 1], ids=repr)
+def test_a_base_of_rope_that_is_no_number_is_refused(base: Any, kind: str) -> None:
+    config = next(shape for shape in shapes_of(kind) if shape.get("layer_rope_theta"))
+    bases = config["layer_rope_theta"]
+    for wrong in ([base, *bases[1:]], bases[1:], base if base is not None else "none"):
+        with pytest.raises(InputError, match=r"^layer_rope_theta: .*; expected \d+ bases of RoPE"):
+            llmcalc.params({**config, "layer_rope_theta": wrong})
+
+
+def test_each_layer_has_its_base_of_rope() -> None:
+    config = next(shape for shape in shapes_of("granite_swa") if shape.get("layer_rope_theta"))
+    stack = llmcalc.load(config).model.main
+    positions = [stack.variants[name].attention.position for name in stack.layer_names()]
+    bases = [position.rope_theta if isinstance(position, Rope) else 0 for position in positions]
+    assert bases == config["layer_rope_theta"] == [0, 10000.0, 500000, 0.0]
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

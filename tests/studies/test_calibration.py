@@ -77,6 +77,8 @@ def test_a_few_far_rows_do_not_decide() -> None:
     assert calibration._refusal(errors, lower, lower, 0.5, 0.4).startswith("of the runs that are left out, fewer")
     assert calibration._refusal(errors, lower, lower, 0.5, 0.7) == ""
     assert "clearly better" in calibration._refusal(errors, lower, lower, 0.95, 0.7)
+    assert "clearly better" in calibration._refusal(errors, lower, Errors(0.25, 0.5, None, None), 0.5, 0.7)
+    assert calibration._refusal(errors, lower, Errors(0.23, 0.5, None, None), 0.5, 0.7) == ""
 
 
 def test_factors_change_what_they_name() -> None:

@@ -95,14 +95,7 @@ class GatedProfileAttention(ProfileAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            relative_rank=3,
-            relative_extent=7,
-            conv_kernel_size=3,
-        )
+        base = super().examples()[0]
         return [
             base,
             base.model_copy(update={"dynamic_convolutions": True}),

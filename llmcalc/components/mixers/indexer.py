@@ -95,12 +95,12 @@ class Indexer(Part):
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
+def indexer_core_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
     class Core(nn.Module):
-        """The indexer's scores. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
+        """The scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
 
         weights: [batch, queries, heads].
         """
@@ -109,6 +109,14 @@ def _reference_class() -> type[nn.Module]:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
             total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
             return total
+
+    return Core
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
 
     class IndexerReference(nn.Module):
         """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
@@ -124,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _rotated_heads(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""

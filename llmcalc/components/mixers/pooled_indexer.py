@@ -20,6 +20,7 @@ from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, T
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, cache_class, vector
+from .indexer import indexer_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,17 +102,6 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        """Scores of pools. q: [batch, queries, heads, d], k: [batch, pools, d] → [batch, queries, pools].
-
-        weights: [batch, queries, heads].
-        """
-
-        def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-            scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
-            total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
-            return total
-
     class PooledIndexerReference(nn.Module):
         """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
 
@@ -129,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
 from .record import CommandLine, Reading
-from .shell import Command
+from .shell_words import Command
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
 CONSOLE_PROGRAMS = {

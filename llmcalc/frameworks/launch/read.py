@@ -29,7 +29,8 @@ from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, ReadText, Source
 from .refused import refuse_program
-from .shell import Script, read_script
+from .shell import read_script
+from .shell_words import Script
 from .text import LARGEST, parse_braces, parse_yaml
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 

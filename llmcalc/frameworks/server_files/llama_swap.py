@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell import LONGEST_VALUE
+from ..launch.shell_words import LONGEST_VALUE
 from ..launch.unresolved import unresolved
 from .server import Container
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell import LONGEST_VALUE, expander
+from ..launch.shell_words import LONGEST_VALUE, expander
 from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS, accelerator_count

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ...errors import InputError
 from ..launch.command_line import WITHOUT_PROGRAMS
-from ..launch.shell import Script, read_script
+from ..launch.shell import read_script
+from ..launch.shell_words import Script
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile

@@ -17,10 +17,9 @@ from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
 from llmcalc.workload.inputs import Inputs
-from tests.builders import parts_of
+from tests.builders import parts_of, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
 from tests.samples import sampled, spread
@@ -41,10 +40,6 @@ OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
     },
 }
 """Shapes that the class runs with images, where those of its parameters do not suffice."""
-
-
-def spec_of(config: dict[str, Any]) -> ModelSpec:
-    return ModelSpec.model_validate(read_config(config)[0])
 
 
 def rule_of(spec: ModelSpec, field: str) -> Any:

@@ -6,8 +6,9 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
-from llmcalc.frameworks.launch.shell import MOST_WORDS, Command, read_script
+from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
+from llmcalc.frameworks.launch.shell_words import Command
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED, is_unresolved, printable
 from tests.samples import in_one_test
 

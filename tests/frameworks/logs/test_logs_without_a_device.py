@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.frameworks.logs.text import LogText
+from llmcalc.frameworks.vllm.log import read_log
 
 functions: Any = llmcalc
 
@@ -54,6 +56,17 @@ kv_cache_dtype=fp8, seed=0, enable_prefix_caching=True, enable_chunked_prefill=T
 (EngineCore) INFO [kv_cache_utils.py:1321] Maximum concurrency for 32,768 tokens per request: 12.91x
 """
 """Numbers of a log with model and settings (index:63574967224); the device is not named."""
+
+
+FREE_MEMORY = "ValueError: Free memory on device (61.22/79.25 GiB) on startup is less than desired"
+
+
+def test_the_memory_of_a_device_without_a_name_is_that_of_the_line_on_free_memory() -> None:
+    reading = read_log(LogText(VLLM + FREE_MEMORY))
+    assert reading is not None
+    assert reading.total == 79.25 * 2**30
+    (available,) = (term for term in reading.terms if term.name == "kv_cache")
+    assert available.value == pytest.approx(5.69 * 2**30, abs=0.01 * 2**30)
 
 
 def terms_of(folder: Path, text: str, target: str, **options: Any) -> dict[str, tuple[int, int | None]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, glu, layernorm, mlp, qk_norm, rmsnorm
-from .llava import internvl
+from .llava import INTERNVL, internvl
 from .section import Section, biased, merged_by, projector, side, vit
 from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip2
 
@@ -515,23 +515,6 @@ KEYE_SECTION = {"KeyeVisionModel": KEYE, "siglip_vision_model": KEYE}
 KEYE_FIELDS = frozenset({"has_learnable_position_embedding", "temporal_patch_size", "tokens_per_second"})
 EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
 INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
-INTERNS1: Table = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "attention_bias": False,
-    "use_qk_norm": False,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "norm_type": "layer_norm",
-    "layer_norm_eps": 1e-6,
-    "image_size": (448, 448),
-    "patch_size": (14, 14),
-    "num_channels": 3,
-    "use_mask_token": False,
-    "use_absolute_position_embeddings": True,
-    "use_mean_pooling": True,
-}
 
 WRAPPERS = {
     "internvl_chat": {
@@ -545,7 +528,7 @@ WRAPPERS = {
     "interns1": {
         "vision_config": Section(
             internvl,
-            {"interns1_vision": INTERNS1},
+            {"interns1_vision": INTERNVL},
             {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
             None,
         )

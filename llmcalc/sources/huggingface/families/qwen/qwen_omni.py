@@ -38,6 +38,18 @@ def _of_thinker(encoders: dict[str, str], **other_models: str) -> dict[str, str]
     return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **other_models}
 
 
+BOTH: dict[str, Any] = {
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+}
+"""Defaults of both text models."""
+
 FAMILIES = {
     "qwen2_5_omni": Family(
         None,
@@ -53,14 +65,7 @@ FAMILIES = {
         {
             "vocab_size": 152064,
             "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
+            **BOTH,
             "tie_word_embeddings": True,
             "use_sliding_window": False,
             "sliding_window": 32768,
@@ -82,14 +87,7 @@ FAMILIES = {
         {
             "vocab_size": 3584,
             "hidden_size": 2048,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
+            **BOTH,
             "attention_bias": False,
             "tie_word_embeddings": False,
             "decoder_sparse_step": 1,

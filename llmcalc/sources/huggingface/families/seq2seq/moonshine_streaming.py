@@ -11,6 +11,7 @@ from typing import Any
 from ...config import Config, is_whole
 from ...family import Family
 from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layernorm, mlp, rope
+from .speech import MOONSHINE_MODULES
 
 ENCODER: dict[str, Any] = {
     "hidden_size": 320,
@@ -138,17 +139,8 @@ FAMILIES = {
             "stem.proj": "linear",
             "output_positions": "decoder.pos_emb",
             "output_proj": "decoder.proj",
-            "embed_tokens": "decoder.embed_tokens",
-            "cross_attn": "encoder_attn",
-            "cross_attn_pre_norm": "post_attention_layernorm",
-            "decoder.mlp_pre_norm": "final_layernorm",
-            "encoder.mlp_pre_norm": "post_attention_layernorm",
-            "encoder.mlp.up_proj": "fc1",
-            "decoder.mlp.gate_proj": "fc1/2",
-            "decoder.mlp.up_proj": "fc1/2",
-            "down_proj": "fc2",
+            **MOONSHINE_MODULES,
             "encoder.norm": "final_norm",
-            "lm_head": "proj_out",
         },
     ),
 }

@@ -91,6 +91,20 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
 
 SPEECH: dict[str, Any] = {k: v for k, v in COMMON.items() if k != "max_position_embeddings"}
 
+MOONSHINE_MODULES = {
+    "embed_tokens": "decoder.embed_tokens",
+    "cross_attn": "encoder_attn",
+    "cross_attn_pre_norm": "post_attention_layernorm",
+    "decoder.mlp_pre_norm": "final_layernorm",
+    "encoder.mlp_pre_norm": "post_attention_layernorm",
+    "encoder.mlp.up_proj": "fc1",
+    "decoder.mlp.gate_proj": "fc1/2",
+    "decoder.mlp.up_proj": "fc1/2",
+    "down_proj": "fc2",
+    "lm_head": "proj_out",
+}
+"""Name in a spec → name in Moonshine's classes, of what both of them have."""
+
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
@@ -166,17 +180,8 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "stem.conv3": ".conv3",
             "stem.groupnorm": ".groupnorm",
-            "embed_tokens": "decoder.embed_tokens",
-            "cross_attn": "encoder_attn",
-            "cross_attn_pre_norm": "post_attention_layernorm",
-            "decoder.mlp_pre_norm": "final_layernorm",
-            "encoder.mlp_pre_norm": "post_attention_layernorm",
-            "encoder.mlp.up_proj": "fc1",
-            "decoder.mlp.gate_proj": "fc1/2",
-            "decoder.mlp.up_proj": "fc1/2",
-            "down_proj": "fc2",
+            **MOONSHINE_MODULES,
             "encoder.norm": "layer_norm",
-            "lm_head": "proj_out",
         },
     ),
 }

@@ -1,0 +1,408 @@
+"""Reads the words of a shell script: quotes, variables, arrays, arguments, arithmetic and default values.
+
+A script is read in one pass, so its words expand to what its variables are at that place. What only a run has stays
+unresolved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...errors import InputError
+from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, unresolved
+
+LONGEST_VALUE = 200_000
+"""Largest number of letters of a variable."""
+
+MOST_WORK = 4_000_000
+"""Largest number of letters read and produced: those of the script, of texts read again, and of expansions."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a shell script.
+
+    words: its words.
+    env: the variables set for this command.
+    line: its line in the script.
+    loops: variables of the loops around it, with their values.
+    """
+
+    words: tuple[str, ...]
+    env: dict[str, str]
+    line: int
+    loops: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Script:
+    """A shell script, with the state of its reader.
+
+    where: the file's name in messages.
+    variables: name → text, or a list of texts for an array.
+    exported: names of exported variables.
+    commands: the commands that would run, in order.
+    unset: variables that a condition assumes to be unset.
+    words: number of words of all commands.
+    work: number of letters read and produced so far.
+    typed: variables typed beside the file's name. They replace values that are unresolved or that a loop sets.
+    arguments: arguments of the script, typed behind the file's name, that `shift` has left.
+    loops: variables of the loops that are being read, with their values.
+    files: texts that the script writes to files, by the files' names.
+    skipped: variables that only branches set that do not run. They expand to nothing, as in a shell.
+    missing: the last argument that the script uses and that is not typed; 0 for none.
+    """
+
+    where: str
+    typed: Mapping[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
+    loops: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    missing: int = 0
+    variables: dict[str, str | list[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    commands: list[Command] = field(default_factory=list)
+    unset: set[str] = field(default_factory=set)
+    words: int = 0
+    work: int = 0
+
+    def env(self) -> dict[str, str]:
+        """The exported variables of the script whose values are known."""
+        values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
+        return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
+
+
+def expander(name_in_errors: str, variables: Mapping[str, str]) -> Callable[[str], str]:
+    """Returns a function that expands variables in texts as Docker Compose does: only `$` has a meaning.
+
+    variables: those that are set. The letters of all texts count as those of one script.
+    """
+    script = Script(name_in_errors, variables=dict(variables))
+
+    def expand_variables(text: str) -> str:
+        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
+        return WordReader(script, "").expand_here_document(escaped_text)
+
+    return expand_variables
+
+
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
+"""A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
+_QUOTED = re.compile(r'[^"\\$`\0]+')
+
+
+class WordReader:
+    """Reads words of shell source.
+
+    script: the script whose variables and arguments the words have.
+    depth: number of `sh -c` and of default values around the source.
+    at: the position in the source.
+    lines: a position, and its line in the script.
+    """
+
+    def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
+        self.script, self.text, self.depth = script, text, depth
+        self.at = 0
+        self.lines = (0, line)
+        self.count_work(len(text))
+
+    def count_work(self, letters: int) -> None:
+        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
+        self.script.work += letters
+        if self.script.work > MOST_WORK:
+            raise self.error(
+                f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
+            )
+
+    def error(self, what: str) -> InputError:
+        return InputError(f"{self.script.where}: line {self.line}: {what}")
+
+    @property
+    def line(self) -> int:
+        line_start, line = self.lines
+        self.lines = (self.at, line + self.text.count("\n", line_start, self.at))
+        return self.lines[1]
+
+    def at_placeholder(self) -> bool:
+        """Whether a placeholder for the user, such as `<path>`, begins here."""
+        return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
+
+    def read_word(self) -> list[str]:
+        """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
+        words: list[str] = []
+        parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        start = self.at
+        for text, splits in self.read_pieces():
+            if not splits:
+                parts_so_far.append(text)
+                continue
+            parts = text.split(ITEM) if ITEM in text else text.split()
+            joins_next = ITEM in text or not text[:1].isspace()
+            if parts and parts_so_far and joins_next:
+                parts[0] = "".join([*parts_so_far, parts[0]])
+                parts_so_far = []
+            if parts_so_far and parts:
+                words.append("".join(parts_so_far))
+                parts_so_far = []
+            if parts:
+                words += parts[:-1]
+                parts_so_far = [parts[-1]]
+                if text[-1:].isspace():
+                    words.append(parts[-1])
+                    parts_so_far = []
+        if parts_so_far:
+            words.append("".join(parts_so_far))
+        if self.at == start:
+            self.at += 1
+        return words
+
+    def read_pieces(self) -> list[tuple[str, bool]]:
+        """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
+        pieces: list[tuple[str, bool]] = []
+        size, counted_letters = 0, 0
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if self.at_placeholder():
+                pieces.append(self.read_plain_text(_PLACEHOLDER))
+                continue
+            if letter == UNRESOLVED:
+                pieces.append(self.read_marked_name())
+                continue
+            if letter in " \t\n;&|()<>":
+                break
+            if letter == "\\":
+                if self.text[self.at + 1 : self.at + 2] != "\n":
+                    pieces.append((self.text[self.at + 1 : self.at + 2], False))
+                self.at += 2
+            elif letter == "'":
+                end = self.text.find("'", self.at + 1)
+                if end < 0:
+                    raise self.error("a quote ' that does not end")
+                pieces.append((self.text[self.at + 1 : end], False))
+                self.at = end + 1
+            elif letter == '"':
+                self.at += 1
+                pieces += self.read_quoted_text()
+            elif letter in "$`":
+                text = self.read_expansion()
+                pieces.append((text.replace(ITEM, " "), True))
+            else:
+                pieces.append(self.read_plain_text(_PLAIN))
+            size += sum(len(text) for text, _ in pieces[counted_letters:])
+            counted_letters = len(pieces)
+            if size > LONGEST_VALUE:
+                raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
+        return pieces
+
+    def read_quoted_text(self) -> list[tuple[str, bool]]:
+        """Reads and returns the pieces of a text in double quotes."""
+        pieces: list[tuple[str, bool]] = [("", False)]
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if letter == '"':
+                self.at += 1
+                return pieces
+            if letter == "\\":
+                next_character = self.text[self.at + 1 : self.at + 2]
+                if next_character != "\n":
+                    pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
+                self.at += 2
+            elif letter == UNRESOLVED:
+                pieces.append(self.read_marked_name())
+            elif letter in "$`":
+                text = self.read_expansion()
+                if ITEM not in text:
+                    pieces.append((text, False))
+                elif text == ITEM:  # an array without items is no word at all
+                    pieces = [] if pieces == [("", False)] else pieces
+                else:
+                    pieces.append((text, True))
+            else:
+                pieces.append(self.read_plain_text(_QUOTED))
+        raise self.error('a quote " that does not end')
+
+    def read_marked_name(self) -> tuple[str, bool]:
+        """Reads an unresolved name with its marks, in a text that is parsed for the second time."""
+        end = self.text.find(UNRESOLVED, self.at + 1)
+        end = len(self.text) if end < 0 else end + 1
+        start, self.at = self.at, end
+        return self.text[start:end], False
+
+    def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
+        """Reads and returns characters without a special meaning in the shell.
+
+        letters: the pattern of such characters.
+        """
+        match = letters.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return match[0], False
+
+    def read_expansion(self) -> str:
+        """Reads an expansion, which begins with a dollar sign or a backquote, and returns its text."""
+        text = self.expand_dollar()
+        self.count_work(len(text))
+        return text
+
+    def expand_dollar(self) -> str:
+        start = self.at
+        if self.text[start] == "`":
+            end = self.text.find("`", start + 1)
+            if end < 0:
+                raise self.error("a backquote that does not end")
+            self.at = end + 1
+            return unresolved("`…`")
+        if self.text.startswith("$((", start):
+            inside = self.read_balanced_text(start + 1)
+            return self.evaluate_arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
+        if self.text.startswith("$(", start):
+            inside = self.read_balanced_text(start + 1)
+            return self.command_output(inside.strip())
+        if self.text.startswith("${", start):
+            return self.expand_braces(self.read_balanced_text(start + 1))
+        name = NAME.match(self.text, start + 1)
+        if name is not None:
+            self.at = name.end()
+            value = self.script.variables.get(name[0])
+            if value is None:
+                return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
+            return value if isinstance(value, str) else (value[0] if value else "")
+        next_character = self.text[start + 1 : start + 2]
+        self.at = start + 2
+        if next_character and next_character in "@*":
+            return ITEM.join(self.script.arguments) or ITEM
+        if next_character == "#":
+            return str(len(self.script.arguments))
+        if next_character and next_character in "123456789":
+            return self.script_argument(int(next_character))
+        return (
+            unresolved(f"${next_character}")
+            if next_character and next_character in "0123456789#?$!-"
+            else f"${next_character}".rstrip()
+        )
+
+    def command_output(self, text: str) -> str:
+        """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
+        name, _, arguments = text.partition(" ")
+        if name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
+            value = self.expand_nested_text(
+                arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments
+            )
+            if name == "expr" and not is_unresolved(value):
+                number = self.evaluate_arithmetic(value)
+                return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
+            if name == "echo" and not is_unresolved(value) and not value.startswith("-"):
+                return value.strip()
+        return unresolved(f"$({text[:20]})")
+
+    def script_argument(self, place: int) -> str:
+        """Returns argument number `place` of the script, counted from 1; unresolved if the user did not type it."""
+        arguments = self.script.arguments
+        if place > len(arguments):
+            self.script.missing = max(self.script.missing, place)
+        return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
+
+    def read_balanced_text(self, start: int) -> str:
+        """Reads and returns the text inside the brackets that open at `start`."""
+        opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
+        depth, i = 0, start
+        while i < len(self.text):
+            letter = self.text[i]
+            if letter == "\\":
+                i += 1
+            elif letter == "'" and opening_bracket == "(":
+                i = self.text.find("'", i + 1)
+                if i < 0:
+                    break
+            elif letter == opening_bracket:
+                depth += 1
+            elif letter == closing_bracket:
+                depth -= 1
+                if depth == 0:
+                    self.at = i + 1
+                    return self.text[start + 1 : i]
+            i += 1
+        raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
+
+    def expand_braces(self, inner: str) -> str:
+        """Returns the expansion of `${…}`."""
+        array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
+        if array_match is not None:
+            value = self.script.variables.get(array_match[1])
+            if value is None:
+                return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
+            items = value if isinstance(value, list) else [value]
+            return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
+        arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
+        if arguments_match is not None:
+            return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
+        if match is None:
+            start = NAME.match(inner)
+            return unresolved(f"${{{start[0] if start else inner[:20]}…}}")
+        name, operation, alternative = match[1], match[2] or "", match[3] or ""
+        if name == "#" and not operation:
+            return str(len(self.script.arguments))
+        value = self.script.variables.get(name)
+        if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
+            value = self.script_argument(int(name))
+        elif name.isdecimal() and not operation:
+            return self.script_argument(int(name))
+        is_set = value is not None and not (operation.startswith(":") and value in ("", []))
+        text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
+        if operation.endswith("+"):
+            return self.expand_nested_text(alternative) if is_set else ""
+        if is_set:
+            return text
+        if operation.endswith(("-", "=")):
+            text = self.expand_nested_text(alternative)
+            if operation.endswith("=") and NAME.fullmatch(name):
+                self.script.variables[name] = text
+            return text
+        if name in ("@", "*"):
+            return ITEM.join(self.script.arguments) or ITEM
+        return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
+
+    def expand_nested_text(self, text: str) -> str:
+        """Returns a nested text, such as a default value, with its expansions."""
+        if self.depth > 20:
+            raise self.error("defaults nested too deeply")
+        reader = WordReader(self.script, text, self.depth + 1, self.line)
+        expanded_text = ""
+        while reader.at < len(text):
+            position_before = reader.at
+            expanded_text += "".join(piece for piece, _ in reader.read_pieces())
+            if reader.at == position_before:
+                expanded_text += text[reader.at]
+                reader.at += 1
+        return expanded_text
+
+    def expand_here_document(self, text: str) -> str:
+        """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
+        reader = WordReader(self.script, text, self.depth + 1, self.line)
+        text_parts: list[str] = []
+        while reader.at < len(text):
+            letter = text[reader.at]
+            if letter in "$`":
+                text_parts.append(reader.read_expansion().replace(ITEM, " "))
+            elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
+                text_parts.append(text[reader.at + 1].replace("\n", ""))
+                reader.at += 2
+            else:
+                text_parts.append(letter)
+                reader.at += 1
+        out = "".join(text_parts)
+        if len(out) > LONGEST_VALUE:
+            raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
+        return out
+
+    def evaluate_arithmetic(self, text: str) -> str:
+        """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
+        from .shell_arithmetic import value_of
+
+        value = value_of(text, self.script.variables)
+        return unresolved(f"$(({text.strip()[:60]}))") if value is None else str(value)
