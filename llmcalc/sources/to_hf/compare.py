@@ -28,6 +28,7 @@ NUMERICS = frozenset(
         "concatenated",
         "float32_product",
         "float32_softmax",
+        "bias_in_sdpa",
         "fused_qkv",
         "float32_loss",
         "logit_softcapping",
