@@ -33,6 +33,8 @@ class Norm(Component):
     float32_product: whether the product with the weight is in float32 too, and only the result is in the format of x
         (Gemma, OLMo 2); by default the product is in the format of x. The backward pass then keeps the normalized
         values in float32.
+    scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
+        default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
     """
 
     witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
@@ -45,12 +47,15 @@ class Norm(Component):
     eps: Real = Field(default=1e-5, ge=0)
     unit_offset: Flag = False
     float32_product: Flag = False
+    scales_x: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         for name in ("unit_offset", "float32_product"):
             if getattr(self, name) and not self.weight:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        if self.scales_x and self.type != "rmsnorm":
+            raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")
         return self
 
     @property
@@ -86,6 +91,7 @@ class Norm(Component):
             cls(type="rmsnorm", float32_product=True),
             cls(type="rmsnorm", unit_offset=True, float32_product=True),
             cls(type="layernorm", unit_offset=True),
+            cls(type="rmsnorm", scales_x=True),
         ]
 
 
@@ -105,6 +111,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.kind, self.eps, self.groups = spec.type, spec.eps, groups
             self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
+            self.scales_x = spec.scales_x
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
             self.weight = nn.Parameter(torch.ones(shape)) if spec.weight else None
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
@@ -114,7 +121,10 @@ def _reference_class() -> type[nn.Module]:
             if self.kind == "layernorm":
                 y = y - y.mean(-1, keepdim=True)
             dtype = y.dtype if self.float32_product else x.dtype
-            normed: torch.Tensor = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else y
+            normed: torch.Tensor = (
+                (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            )
             return normed
 
         def factor(self, in_float32: bool = False) -> Any:

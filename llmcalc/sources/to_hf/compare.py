@@ -29,6 +29,7 @@ NUMERICS = frozenset(
         "float32_product",
         "float32_softmax",
         "bias_in_sdpa",
+        "scales_x",
         "fused_qkv",
         "float32_loss",
         "logit_softcapping",

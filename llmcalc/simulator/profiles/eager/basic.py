@@ -162,7 +162,10 @@ class BasicKernels(Lowering):
         if spec.type == "layernorm":
             y = aten.sub(y, aten.mean(y))
         dtype = y.dtype if spec.float32_product else x.dtype
-        return aten.to(aten.flatten(aten.mul(y, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype)
+        scaled = aten.unflatten(x, -1, (groups, width // groups)) if spec.scales_x else y
+        return aten.to(
+            aten.flatten(aten.mul(scaled, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
+        )
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
 
     stack: fields of both stacks.
     """
-    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"))
+    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     depth_of_decoder = decoder_depth(config)
     table: Table = {
         "vocab_size": config.size("vocab_size"),
@@ -83,7 +83,7 @@ def decoder_depth(config: Config) -> int:
 
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
     """Returns a pre-norm RMSNorm layer without biases."""
-    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    norm = rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     return {
         "attention": _t5_attention(config),
         "feed_forward": feed_forward or t5_feed_forward(config),
