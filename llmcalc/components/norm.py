@@ -32,7 +32,8 @@ class Norm(Component):
     unit_offset: whether the factor is 1 + weight (Gemma), false by default.
     float32_product: whether the product with the weight is in float32 too, and only the result is in the format of x
         (Gemma, OLMo 2); by default the product is in the format of x. The backward pass then keeps the normalized
-        values in float32.
+        values in float32. A LayerNorm with it runs step by step and subtracts the mean twice (Cohere); without a weight
+        torch's kernel reads a float32 copy of x (OLMo).
     scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
         default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
     """
@@ -52,7 +53,8 @@ class Norm(Component):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         for name in ("unit_offset", "float32_product"):
-            if getattr(self, name) and not self.weight:
+            is_of_olmo = name == "float32_product" and self.type == "layernorm"
+            if getattr(self, name) and not self.weight and not is_of_olmo:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
         if self.scales_x and self.type != "rmsnorm":
             raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")
@@ -92,6 +94,8 @@ class Norm(Component):
             cls(type="rmsnorm", unit_offset=True, float32_product=True),
             cls(type="layernorm", unit_offset=True),
             cls(type="rmsnorm", scales_x=True),
+            cls(type="layernorm", bias=False, float32_product=True),
+            cls(type="layernorm", weight=False, float32_product=True),
         ]
 
 
@@ -118,10 +122,12 @@ def _reference_class() -> type[nn.Module]:
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
             y = x.float().unflatten(-1, (self.groups, -1))
-            if self.kind == "layernorm":
-                y = y - y.mean(-1, keepdim=True)
-            dtype = y.dtype if self.float32_product else x.dtype
             scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else y
+            if self.kind == "layernorm":
+                mean = y.mean(-1, keepdim=True)
+                scaled = centered = y - mean
+                y = y - mean if self.float32_product else centered
+            dtype = torch.float32 if self.float32_product else x.dtype
             normed: torch.Tensor = (
                 (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
             )

@@ -366,10 +366,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
+        by_steps = spec.float32_product and spec.weight
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not by_steps
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)
+        if layer_norm and spec.float32_product and x.dtype is not FLOAT32:
+            copy_spec = spec.model_copy(update={"float32_product": False})
+            return self.t.to(self.norm(self.t.to(x, FLOAT32), copy_spec, name, shape, groups, module_path), x.dtype)
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
