@@ -163,7 +163,7 @@ class BasicKernels(Lowering):
         if spec.type == "layernorm":
             mean = aten.mean(y)
             scaled = centered = aten.sub(y, mean)
-            y = aten.sub(y, mean) if spec.float32_product else centered
+            y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered
             del centered, mean
         dtype = FLOAT32 if spec.float32_product else x.dtype
         return aten.to(
