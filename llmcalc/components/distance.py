@@ -106,10 +106,13 @@ class Buckets(Part):
 
     relative_attention_num_buckets: the number of buckets, 32 by default.
     relative_attention_max_distance: the distance from which all share the last bucket, 128 by default.
+    bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, as the classes of T5, mT5 and UMT5
+        run by default; false by default, for classes that run eager attention.
     """
 
     relative_attention_num_buckets: Positions = 32
     relative_attention_max_distance: Positions = 128
+    bias_in_sdpa: Flag = False
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
@@ -143,6 +146,7 @@ class LayerBias(Buckets, AttentionPosition):
         buckets, bucket_axis = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
         table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=bucket_axis)
+        recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(table, q)
 
     def reference(self, model_properties: Context, heads: int) -> nn.Module:
@@ -190,6 +194,7 @@ class RelativeBias(Buckets, StackPart):
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
         table, _ = recorder.table("", buckets, heads, of=rows, by="all")
+        recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
         for i, table_buckets in enumerate(self.other_buckets):

@@ -32,7 +32,10 @@ class Norm(Component):
     unit_offset: whether the factor is 1 + weight (Gemma), false by default.
     float32_product: whether the product with the weight is in float32 too, and only the result is in the format of x
         (Gemma, OLMo 2); by default the product is in the format of x. The backward pass then keeps the normalized
-        values in float32.
+        values in float32. A LayerNorm with it runs step by step and subtracts the mean twice (Cohere); without a weight
+        torch's kernel reads a float32 copy of x (OLMo).
+    scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
+        default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
     """
 
     witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
@@ -45,12 +48,16 @@ class Norm(Component):
     eps: Real = Field(default=1e-5, ge=0)
     unit_offset: Flag = False
     float32_product: Flag = False
+    scales_x: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         for name in ("unit_offset", "float32_product"):
-            if getattr(self, name) and not self.weight:
+            is_of_olmo = name == "float32_product" and self.type == "layernorm"
+            if getattr(self, name) and not self.weight and not is_of_olmo:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        if self.scales_x and self.type != "rmsnorm":
+            raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")
         return self
 
     @property
@@ -86,6 +93,9 @@ class Norm(Component):
             cls(type="rmsnorm", float32_product=True),
             cls(type="rmsnorm", unit_offset=True, float32_product=True),
             cls(type="layernorm", unit_offset=True),
+            cls(type="rmsnorm", scales_x=True),
+            cls(type="layernorm", bias=False, float32_product=True),
+            cls(type="layernorm", weight=False, float32_product=True),
         ]
 
 
@@ -105,16 +115,22 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.kind, self.eps, self.groups = spec.type, spec.eps, groups
             self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
+            self.scales_x = spec.scales_x
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
             self.weight = nn.Parameter(torch.ones(shape)) if spec.weight else None
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
             y = x.float().unflatten(-1, (self.groups, -1))
+            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else y
             if self.kind == "layernorm":
-                y = y - y.mean(-1, keepdim=True)
-            dtype = y.dtype if self.float32_product else x.dtype
-            normed: torch.Tensor = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+                mean = y.mean(-1, keepdim=True)
+                scaled = centered = y - mean
+                y = y - mean if self.float32_product and self.weight is not None else centered
+            dtype = torch.float32 if self.float32_product else x.dtype
+            normed: torch.Tensor = (
+                (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            )
             return normed
 
         def factor(self, in_float32: bool = False) -> Any:

@@ -67,13 +67,17 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 def supports_sdpa(spec: ModelSpec) -> bool:
     """Whether scaled_dot_product_attention can run all attention of a model.
 
-    It takes no sinks and no soft cap, and here no term added to the scores and no selection.
+    It takes no sinks and no soft cap, and here no selection and no term added to the scores that the model's class
+    does not give it as a mask.
     """
     return all(
         operation.verb not in SCORES_BY_THEMSELVES
         and not (
             operation.verb == "attention"
-            and (len(operation.ins) > 3 or any(operation.options.get(name) is not None for name in ("cap", "selected")))
+            and (
+                len(operation.ins) > 3 + operation.options["bias_in_sdpa"]
+                or any(operation.options.get(name) is not None for name in ("cap", "selected"))
+            )
         )
         and not operation.options.get("sinks")
         for operation in every_step(spec.shared_program.root.items)

@@ -30,6 +30,7 @@ class SdpaCall(NamedTuple):
     masked: whether it has a mask.
     trained: whether an input gets a gradient.
     dropout: the probability of dropout; 0 outside of training.
+    mask_trained: whether the mask gets a gradient.
     """
 
     dtype: Dtype
@@ -39,6 +40,7 @@ class SdpaCall(NamedTuple):
     masked: bool
     trained: bool
     dropout: float = 0.0
+    mask_trained: bool = False
 
 
 def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
@@ -47,7 +49,7 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
     capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
     if capability == CPU:
-        return "cpu" if call.qk_size == call.v_size and not call.dropout else "math"
+        return "cpu" if call.qk_size == call.v_size and not call.dropout and not call.mask_trained else "math"
     if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, call):
         return "cudnn"
     if supports_flash_attention(capability, call):
@@ -59,13 +61,15 @@ def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, up to 256 on 9.0, or 192 with
     values of 128 on 10.x (`check_cudnn_tensor_shapes`).
 
-    Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
+    Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`), and its
+    mask gets no gradient (`check_attn_mask_shape`).
     """
     has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 == 10
     limit = 256 if capability == 90 else 128
     sizes = has_wide_keys or (call.qk_size <= limit and call.v_size <= limit)
     drops_exactly = float(call.dropout * 16).is_integer()
-    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
+    is_taken = call.keys != 1 and drops_exactly and not call.mask_trained
+    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and is_taken
 
 
 def supports_flash_attention(capability: int, call: SdpaCall) -> bool:

@@ -176,7 +176,6 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             mask(2),
-            per_token("norms in float32", 3 * 6 * 8192),
             constant("norms' weight in float32", 3 * 4 * 8192),
         ),
     ),
@@ -184,7 +183,6 @@ FAMILIES: dict[str, Family] = {
         4,
         (
             mask(4),
-            per_token("norms in float32", 5 * 6 * 12288),
             constant("norms' weight in float32", 5 * 4 * 12288),
         ),
     ),
@@ -211,7 +209,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # GPT and kin
     "gpt2-medium": Family(2, (mask(2),)),
-    "gpt1": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
+    "gpt1": Family(2, (mask(2), no_positions())),
     "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
     "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
     "pythia-160m": Family(2, (mask(2),)),
@@ -241,7 +239,6 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             Difference("a mask of every sequence", lambda b, t: 2 * (b - 1) * t * t),
-            low_softmax(2, 12),
             per_token("queries are kept once for two products", -2 * 2 * 768),
             per_token("masks its embeddings", 2),
         ),
@@ -249,9 +246,7 @@ FAMILIES: dict[str, Family] = {
     "modernbert-base": Family(3, (mask(3), Difference("cos and sin of both bases", lambda b, t: 2 * 2 * t * 64))),
     "eurobert-210m": Family(2, (mask(2),)),
     "nomic-embed-text-v1": Family(2, (mask(2), low_softmax(2, 12), positions(1))),
-    "t5-11b": Family(
-        2, (mask(4), low_softmax(6, 128), per_token("norms keep their input in bfloat16, too", 12 * 2 * 1024))
-    ),
+    "t5-11b": Family(2, (mask(4),)),
     "bart-base": Family(2, (mask(4), low_softmax(6, 12), positions(1))),
     "m2m100-1.2b": Family(2, (mask(4), low_softmax(6, 16))),
     "pegasus-large": Family(2, (mask(4), low_softmax(6, 16), no_positions(2, "positions are not trained"))),

@@ -358,6 +358,7 @@ class Attention(TokenMixer):
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
+            bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
         recorder.hold(out=y)

@@ -32,6 +32,7 @@ class MixingVerbs(Recorder):
         masked: bool = True,
         selection: Value | None = None,
         float32: bool = True,
+        bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
         """Records softmax(q·kᵀ)·v. Axes are (heads, size). A kernel may repeat fewer key and value heads.
@@ -45,6 +46,7 @@ class MixingVerbs(Recorder):
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
         float32: whether the softmax is in float32, true by default, or in the scores' number format.
+        bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
         heads, *qk = q.axes
@@ -60,6 +62,7 @@ class MixingVerbs(Recorder):
             "biased": bias is not None,
             "sinks": sinks,
             "float32": float32,
+            "bias_in_sdpa": bias_in_sdpa,
             **limits,
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None

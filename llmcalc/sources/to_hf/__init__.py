@@ -24,7 +24,7 @@ from ..huggingface.config import Config
 from ..huggingface.family import Family
 from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILE_OF, family_of, read_config
+from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, read_config
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
 from .facts import Facts
@@ -114,7 +114,15 @@ def _candidate_config(model_type: str, family: Family, name: str, model_facts: F
     _fill_fields(config, family, model_facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
     _fill_fields(config, family, model_facts, [field for field in ALSO if field in read_fields])
-    return config | _dropout_fields(family, model_facts.spec)
+    return config | _logit_cap_field(model_type, family, model_facts.spec) | _dropout_fields(family, model_facts.spec)
+
+
+def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
+    """Returns the soft cap of the logits, if it differs from the default of a class that reads one."""
+    if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
+        return {}
+    cap = spec.head.logit_softcapping
+    return {} if cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": cap}
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:

@@ -28,6 +28,8 @@ NUMERICS = frozenset(
         "concatenated",
         "float32_product",
         "float32_softmax",
+        "bias_in_sdpa",
+        "scales_x",
         "fused_qkv",
         "float32_loss",
         "logit_softcapping",

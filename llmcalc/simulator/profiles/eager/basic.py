@@ -159,10 +159,16 @@ class BasicKernels(Lowering):
     def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         aten, width = self.t, x.shape[-1]
         y = aten.unflatten(aten.to(x, FLOAT32), -1, (groups, width // groups))
+        scaled = aten.unflatten(x, -1, (groups, width // groups)) if spec.scales_x else y
         if spec.type == "layernorm":
-            y = aten.sub(y, aten.mean(y))
-        dtype = y.dtype if spec.float32_product else x.dtype
-        return aten.to(aten.flatten(aten.mul(y, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype)
+            mean = aten.mean(y)
+            scaled = centered = aten.sub(y, mean)
+            y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered
+            del centered, mean
+        dtype = FLOAT32 if spec.float32_product else x.dtype
+        return aten.to(
+            aten.flatten(aten.mul(scaled, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
+        )
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 

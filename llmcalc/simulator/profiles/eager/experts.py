@@ -122,7 +122,10 @@ class ExpertKernels(Lowering):
         local_tensors = self.frames[-1].local_tensors
         local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.get(operation.ins[1])))
         local_tensors["token"] = self.t.like(local_tensors["order"])
-        self.set(output, self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"]))
+        rows = self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"])
+        if self.choices.like_classes:
+            local_tensors["rows"] = rows
+        self.set(output, rows)
 
     def expert_row_index(self, name: str) -> Tensor:
         """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
@@ -145,15 +148,15 @@ class ExpertKernels(Lowering):
     def do_combine(self, operation: Step) -> None:
         """Sums the weighted outputs of each token's experts.
 
-        The classes of transformers put the rows back into the order of tokens by an index and sum over the experts
-        (integrations/moe.py, `grouped_mm_experts_forward`).
+        The classes of transformers put the rows back into the order of tokens by an index and sum over the experts.
+        Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
         aten, weights = self.t, self.get(operation.ins[1])
-        y = self.by_row(self.take(operation, operation.ins[0]), len(operation.ins[0].axes))
+        outputs = self.by_row(self.take(operation, operation.ins[0]), len(operation.ins[0].axes))
         y = aten.mul(
-            y,
+            outputs,
             aten.unsqueeze(
-                aten.index_select(aten.flatten(aten.to(weights, y.dtype)), self.expert_row_index("order")), 1
+                aten.index_select(aten.flatten(aten.to(weights, outputs.dtype)), self.expert_row_index("order")), 1
             ),
         )
         if self.choices.like_classes:
@@ -161,7 +164,10 @@ class ExpertKernels(Lowering):
             *rows, top_k = weights.shape
             tokens = rows[0] if len(rows) == 1 else rows[0] * rows[1]
             self.set(operation.outs[0], aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1))
+            for frame in self.frames:
+                frame.local_tensors.pop("rows", None)
             return
+        del outputs
         self.set(
             operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
         )

@@ -81,7 +81,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             super().attention_AttentionCore(operation)
             return
         flash = self.choices.attention == "flash"
-        changes_scores = operation.options.get("selected") is not None or len(operation.ins) > 3
+        has_mask = self.choices.attention == "sdpa" and operation.options["bias_in_sdpa"]
+        changes_scores = operation.options.get("selected") is not None or len(operation.ins) > 3 + has_mask
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
         if not (flash and not self.trained) and (changes_scores or (sinks is not None and not flash)):
             raise self.unsupported(
@@ -164,13 +165,35 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
         is_masked = is_limited or (causal and queries != keys)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
-        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, recorded(self.graph, (q, k, v)), dropout)
+        bias = self.bias_as_mask(operation, queries, keys, causal) if operation.options["biased"] else None
+        mask_trained = bias is not None and recorded(self.graph, (bias,))
+        is_masked = is_masked or bias is not None
+        call = SdpaCall(
+            q.dtype,
+            q.shape[-1],
+            v.shape[-1],
+            keys,
+            is_masked,
+            recorded(self.graph, (q, k, v)),
+            dropout,
+            mask_trained,
+        )
         backend = sdpa_backend(kernel_choices.capability, call)
         by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
+        if bias is not None:
+            if backend not in ("cudnn", "efficient"):
+                raise self.unsupported(
+                    f"--attn-implementation sdpa runs the backend '{backend}' here, which is not modelled with a bias; "
+                    "expected eager",
+                    operation.name,
+                )
+            return self.run_attention_core(
+                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias), q, k, v, bias
+            )
         mask = self.mask(operation, queries, keys) if is_masked else None
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
@@ -181,8 +204,24 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
-    def sdpa_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
+    def bias_as_mask(self, operation: Step, queries: Any, keys: Any, causal: bool) -> Tensor:
+        """Returns the bias as a contiguous mask [1, heads, queries, keys], with a constant at keys that are not visible.
+
+        Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
+        """
+        aten = self.t
+        bias = aten.unsqueeze(self.get(operation.ins[3]), 0)
+        if causal:
+            visible_keys = self._visible_keys(queries, keys, causal, None, None)
+            return aten.clone(aten.masked_fill(bias, visible_keys))
+        return aten.contiguous(bias)
+
+    def sdpa_kernel(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool, trained_mask: Tensor | None = None
+    ) -> Tensor:
         """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+
+        trained_mask: a mask [1, heads, queries, keys] that gets a gradient, for each sequence; None (default) for none.
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
@@ -195,6 +234,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, efficient)]
+        trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, efficient)]
+        mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output = (
             self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
         )
@@ -217,6 +258,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
                 outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
+            outputs += [autograd_graph.new(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and efficient:
                 delta, float_gradient = (
                     autograd_graph.new((batch, heads, queries), FLOAT32),
@@ -227,7 +269,16 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 autograd_graph.new((workspace,), UINT8)
             return outputs
 
-        return record(autograd_graph, name, (q, k, v), output, back, q, k, v, *bias, output, sums, *seeds)
+        inputs = (q, k, v, *trained_masks)
+        return record(autograd_graph, name, inputs, output, back, *inputs, *bias, output, sums, *seeds)
+
+    def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
+        """Returns a mask for each sequence of the batch; aligned, a view of a copy with rows of a multiple of 16."""
+        aten, (_, heads, queries, keys) = self.t, mask.shape
+        if is_aligned and keys % 16:
+            padding = aten.new((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
+            mask = aten.slice(aten.cat([mask, padding]), keys)
+        return aten.expand(mask, (batch, heads, queries, keys))
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
@@ -315,10 +366,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
+        by_steps = spec.float32_product and spec.weight
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not by_steps
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)
+        if layer_norm and spec.float32_product and x.dtype is not FLOAT32:
+            copy_spec = spec.model_copy(update={"float32_product": False})
+            return self.t.to(self.norm(self.t.to(x, FLOAT32), copy_spec, name, shape, groups, module_path), x.dtype)
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None

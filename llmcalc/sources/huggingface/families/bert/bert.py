@@ -192,7 +192,9 @@ def _mpnet(config: Config) -> Table:
         "relative_bias": bias,
     }
     score, has_pooler = score_and_pooler(config)
-    return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+    block = bert_block(config)
+    block["attention"]["float32_softmax"] = False
+    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
 def has_pretraining_head(config: Config) -> bool:

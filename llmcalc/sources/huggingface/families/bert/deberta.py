@@ -72,6 +72,7 @@ def _deberta_model(
     config.must("embedding_size", None, config.size("hidden_size"))
     if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
         raise config.wrong("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
+    block["attention"]["float32_softmax"] = False
     stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
     if config.flag("position_biased_input"):
         stack["position"] = bert_positions(config)

@@ -84,7 +84,12 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     )
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
-    mixer = {"num_attention_heads": heads, "position": rope(config), **biases(config.flag("attention_bias"), *QKVO)}
+    mixer = {
+        "num_attention_heads": heads,
+        "position": rope(config),
+        "fused_qkv": True,
+        **biases(config.flag("attention_bias"), *QKVO),
+    }
     block = {
         "attention": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias"), act="hidden_activation"),

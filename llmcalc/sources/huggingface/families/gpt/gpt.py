@@ -131,7 +131,7 @@ def _openai_gpt(config: Config) -> Table:
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = {
-        "attention": full_width_heads(config, **biases(True, *QKVO)),
+        "attention": full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "post",

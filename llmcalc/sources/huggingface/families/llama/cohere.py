@@ -53,7 +53,7 @@ def _biased(config: Config) -> Table:
 
 
 def _norm(config: Config) -> Table:
-    return layernorm(config.number("layer_norm_eps"), bias=False)
+    return layernorm(config.number("layer_norm_eps"), bias=False, float32_product=True)
 
 
 def _cohere(config: Config) -> Table:

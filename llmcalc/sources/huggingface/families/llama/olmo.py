@@ -29,7 +29,7 @@ from ...writes import UNPADDED
 
 
 def _olmo(config: Config) -> Table:
-    norm = layernorm(1e-5, weight=False)
+    norm = layernorm(1e-5, weight=False, float32_product=True)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(
         config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm

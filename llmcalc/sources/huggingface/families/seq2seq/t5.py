@@ -20,13 +20,15 @@ from ...writes import Writes
 
 
 def _t5(config: Config) -> Table:
-    return t5_like(config, t5_block(config), shared_bias(config))
+    stack = shared_bias(config)
+    stack["relative_bias"]["bias_in_sdpa"] = True
+    return t5_like(config, t5_block(config), stack)
 
 
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
     buckets = {k: v for k, v in shared_bias(config)["relative_bias"].items() if k != "num_attention_heads"}
-    block["attention"] |= {"position": {"type": "relative_bias", **buckets}}
+    block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
     return t5_like(config, block, {})
 
 
@@ -34,7 +36,8 @@ def _longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    local_attention = {"type": "local", **block["attention"], "local_radius": config.size("local_radius")}
+    heads = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
+    local_attention = {"type": "local", **heads, "local_radius": config.size("local_radius")}
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
     )
@@ -49,7 +52,7 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
 
     stack: fields of both stacks.
     """
-    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"))
+    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     depth_of_decoder = decoder_depth(config)
     table: Table = {
         "vocab_size": config.size("vocab_size"),
@@ -62,8 +65,7 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
     name = architecture(config)
     if name.endswith(("EncoderModel", "ForTokenClassification")):
         return {**table, "head": head_table(config)}
-    cross_attention = {"num_attention_heads": config.size("num_attention_heads"), "head_dim": config.size("head_dim")}
-    decoder = {**(decoder_block or block), "cross_attention": cross_attention}
+    decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
     table["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
     return {
         **table,
@@ -81,14 +83,19 @@ def decoder_depth(config: Config) -> int:
 
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
     """Returns a pre-norm RMSNorm layer without biases."""
-    attention = {"num_attention_heads": config.size("num_attention_heads"), "head_dim": config.size("head_dim")}
-    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    norm = rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     return {
-        "attention": attention,
+        "attention": _t5_attention(config),
         "feed_forward": feed_forward or t5_feed_forward(config),
         "norm": norm,
         "norm_placement": "pre",
     }
+
+
+def _t5_attention(config: Config) -> Table:
+    """Returns attention with heads of any size, whose softmax is in the scores' number format."""
+    sizes = {name: config.size(name) for name in ("num_attention_heads", "head_dim")}
+    return {**sizes, "float32_softmax": False}
 
 
 def t5_feed_forward(config: Config) -> Table:
