@@ -215,6 +215,8 @@ def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
         settings["recompute"] = "full-reentrant" if is_reentrant else "full"
     if reader.flag(config, "ds.use_liger_kernel"):
         settings |= {"norm": "fused"}
+    # models/actor.py copies logits to float32, and models/utils.py runs flash-attn's loss on the copy
+    settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, "--ds.lora.rank", rank)

@@ -177,6 +177,26 @@ def test_fused_kernels_of_verl_have_no_logits() -> None:
     assert launch.rollout.logit_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("override", "settings"),
+    [
+        ("actor.entropy_coeff=0", {"cross_entropy": "flash-in-place", "divide_logits": True}),
+        ("actor.entropy_coeff=0.001", {"cross_entropy": None, "divide_logits": True}),
+        ("actor.calculate_entropy=True", {"cross_entropy": None, "divide_logits": True}),
+        ("model.use_remove_padding=False", {"cross_entropy": None, "divide_logits": True}),
+    ],
+)
+def test_log_probabilities_of_verl_are_written_over_logits(override: str, settings: dict[str, Any]) -> None:
+    text = FILES["verl_fsdp.sh"].replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1)
+    read = launch_of(text, "f.sh").settings
+    assert {name: read.get(name) for name in settings} == settings
+
+
+def test_openrlhf_copies_logits_to_float32() -> None:
+    settings = read_launch(typed("openrlhf_ppo.sh")).settings
+    assert (settings["cross_entropy"], settings["logits_dtype"]) == ("flash", "float32")
+
+
 def test_generation_without_an_engine() -> None:
     rollout = read_launch(typed("unsloth_grpo.py")).rollout
     assert rollout is not None

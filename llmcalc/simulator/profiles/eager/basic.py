@@ -286,6 +286,8 @@ class BasicKernels(Lowering):
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
+        if self.choices.divides_logits:
+            logits = self.t.scale_in_place(logits)
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
             loss = self.t.add(loss, self.loss(logits_ahead, labels))
