@@ -12,7 +12,8 @@ READ = frozenset(
     """
     actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
     actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
-    actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared actor.entropy_checkpointing
+    actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared
+    actor.entropy_checkpointing
     actor.entropy_from_logits_with_chunking actor.fsdp_config.param_offload actor.fsdp_config.grad_offload
     actor.fsdp_config.optimizer_offload
     actor.fsdp_config.offload_policy actor.fsdp_config.model_dtype actor.fsdp_config.fsdp_size
