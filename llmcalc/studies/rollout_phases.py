@@ -114,7 +114,10 @@ class _Phases:
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
-        return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
+        others = [
+            term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
+        ]
+        return list(_present_terms([*self._trained_states(()), *others, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""

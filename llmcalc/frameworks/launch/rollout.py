@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 Place: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
 
-States: TypeAlias = Literal["weights", "gradients", "optimizer"]
+States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Rollout:
     flags: values of its flags, by their names.
     sleeps: whether it frees weights and cache while it does not generate.
     is_own_process: whether it is a process of its own, with a CUDA context of its own.
-    offloaded: states of the trained model that are on the host while another phase runs.
+    offloaded: states of the trained model that are on the host while another phase runs; `reference`: the reference
+        model is there during rollouts.
     reference: the reference model.
     critic: where a critic as large as the trained model is, with its states.
     sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.

@@ -141,8 +141,6 @@ def _refuse_unmodelled(reader: Reading, config: Table) -> None:
     for name, (value, reason) in REFUSED.items():
         if config.get(name, value) != value:
             reader.unknown[f"--{name}"] = reason
-    if config.get("ds.lora.rank") not in (None, 0) and config.get("ds.zero_stage", 2) == 3:
-        reader.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
 
 
 def _actor_devices(reader: Reading, config: Table) -> int:
