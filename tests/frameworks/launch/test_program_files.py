@@ -48,6 +48,12 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("swift_megatron_grpo.sh", "ms-swift", "megatron", {"tp": 4, "pp": 2, "seq": 3072, "num_microbatches": 64}),
     ("deepspeed_chat_step1.sh", "deepspeed-chat", "deepspeed", {"dp": 8, "zero": 2, "batch": 8, "dtype": "fp16"}),
     ("deepspeed_chat_step1.sh out 1", "deepspeed-chat", "deepspeed", {"zero": 1}),
+    (
+        "deepspeed_chat_step3.sh out",
+        "deepspeed-chat",
+        "deepspeed",
+        {"dp": 8, "zero": 3, "batch": 4, "seq": 512, "recompute": "full-reentrant", "logits_dtype": "float16"},
+    ),
     ("openrlhf_ppo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 16}),
     ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
@@ -231,6 +237,31 @@ def test_ranks_of_ms_swift_share_a_sequence() -> None:
         launch_of(text.replace("parallel_size 4", "parallel_size 3"), "f.sh")
 
 
+def test_step_3_of_deepspeed_chat_has_four_models() -> None:
+    """OPT-350M has 331,196,416 parameters: its critic's gradients and states are divided by 8, the rest is whole."""
+    text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
+    rollout = launch_of(text, "f.sh out").rollout
+    assert rollout is not None
+    assert (rollout.reference.place, rollout.reference.ranks) == ("host", 8)
+    assert (rollout.reward.place, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
+    assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
+    offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
+    assert offloaded is not None
+    assert offloaded.critic_bytes == 2 * critic
+    unnamed = launch_of(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
+    assert unnamed.rollout is not None
+    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward.parameters) == (0, 0)
+    assert any("as large as the actor" in note for note in unnamed.notes)
+
+
+def test_the_reward_model_is_a_row_of_the_phases() -> None:
+    document = llmcalc.memory(launch=f"{FOLDER / 'deepspeed_chat_step3.sh'} out").document
+    for phase in document["phases"]:
+        terms = {term["name"]: term["bytes"] for term in phase["terms"]}
+        assert terms["reward"] == 2 * 331_196_416
+        assert phase["bytes"] == sum(terms.values())
+
+
 def test_rollouts_beside_megatron() -> None:
     rollout = read_launch(typed("swift_megatron_grpo.sh")).rollout
     assert rollout is not None
@@ -301,7 +332,7 @@ COMMANDS = [
     ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
-    ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
+    ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
