@@ -37,7 +37,10 @@ class BasicKernels(Lowering):
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
-        self.set(output, self.linear_output(operation, x, self.matrix(operation), bias))
+        weight = self.matrix(operation)
+        if operation.options.get("float32"):
+            x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
+        self.set(output, self.linear_output(operation, x, weight, bias))
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
