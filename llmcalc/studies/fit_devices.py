@@ -113,6 +113,7 @@ class DevicesQuestion:
             self.estimates,
             nearest,
             order_name,
+            recomputes=False,
         )
 
     def feasible(self, devices: int) -> Candidate | None:
