@@ -302,8 +302,8 @@ def test_fit_has_the_first_layout_of_plan(run: Any) -> None:
 
 
 def test_fit_recomputes_only_what_the_run_does(run: Any) -> None:
-    words = ("llama3-8b?num_hidden_layers=8", "--devices", "2", "--seq", "64k", "--hardware", "h100", "--zero", "3")
-    found = asked(run, "fit", *words, code=1)
+    sizes = ("--devices", "2", "--seq", "96k", "--hardware", "h100", "--phase", "training")
+    found = asked(run, "fit", "llama3-8b?num_hidden_layers=8", *sizes, code=1)
     assert found["execution"]["recompute"] == "none"
     assert any(change["option"].startswith("--recompute full") for change in found["changes"])
 
