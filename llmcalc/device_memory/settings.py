@@ -499,7 +499,8 @@ class Settings:
     cross_entropy: Annotated[
         CrossEntropy | None,
         Setting(
-            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune.",
+            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune, "
+            "flash and flash-in-place as flash-attn.",
             "Precision and kernels",
             "eager",
             TRAINING,
@@ -509,6 +510,14 @@ class Settings:
     loss_chunk: Annotated[
         int | None,
         Setting("Tokens of a chunk of a split cross-entropy.", "Precision and kernels", "an eighth of them", TRAINING),
+    ] = None
+    divide_logits: Annotated[
+        bool | None,
+        Setting(
+            "The logits are divided in place by a temperature before the loss, as in reinforcement learning.",
+            "Precision and kernels",
+            phases=TRAINING,
+        ),
     ] = None
     keep_logits: Annotated[
         bool | None,
@@ -624,6 +633,11 @@ class Settings:
             raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
         if self.loss_chunk is not None and self.cross_entropy != "split":
             raise InputError("--loss-chunk: it is for --cross-entropy split")
+        if self.divide_logits and self.cross_entropy in ("chunked", "split"):
+            raise InputError(
+                f"--divide-logits: a {self.cross_entropy} cross-entropy computes logits itself; expected another "
+                "--cross-entropy"
+            )
         if self.optimizer_in_backward and (self.num_microbatches or 1) > 1:
             raise InputError(
                 "--optimizer-in-backward: it takes one micro-batch per step; expected no --num-microbatches"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..units import DTYPE_BITS
 
 if TYPE_CHECKING:
+    from ..device_memory.device_memory import DeviceMemory
     from ..device_memory.estimate import Memory
 
 
@@ -24,12 +25,14 @@ class FrozenModel:
     source: the file that loads it.
     dtype: number format of its weights; empty (default) for that of the trained weights.
     ranks: ranks that divide its weights; 1 by default.
+    is_divided_as_trained: whether a rank has the same part of it as of the trained weights; false by default.
     name: its name in reports; "reference model" by default.
     """
 
     source: str
     dtype: str = ""
     ranks: int = 1
+    is_divided_as_trained: bool = False
     name: str = "reference model"
     kind = "weights"
 
@@ -45,8 +48,13 @@ class FrozenModel:
         """
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
-    def bytes_beside(self, memory_estimate: Memory) -> int:
-        """Returns the frozen weights' bytes per device, which add to the memory of the training run."""
+    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+        """Returns the frozen weights' bytes per device, which add to the memory of the training run.
+
+        device: the memory of the rank's training.
+        """
+        if self.is_divided_as_trained:
+            return device.moments["step"]["weights"]
         return self.bytes(memory_estimate.states.count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
@@ -71,7 +79,7 @@ class SecondLoss:
         """What is added to the memory_estimate of training: the loss alone."""
         return (self,)
 
-    def bytes_beside(self, memory_estimate: Memory) -> int:
+    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
         workload = memory_estimate.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
@@ -97,6 +105,6 @@ class Teacher(FrozenModel):
         """What is added to the memory of training: the teacher's weights and the loss."""
         return (self,) if self.loss is None else (self, self.loss)
 
-    def bytes_beside(self, memory: Memory) -> int:
+    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the bytes per device of the teacher's weights."""
-        return self.bytes(self.parameters, memory.states.dtype)
+        return self.bytes(self.parameters, memory_estimate.states.dtype)

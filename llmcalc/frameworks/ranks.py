@@ -149,8 +149,9 @@ class Cluster:
         memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:
+            trained = memory
             for part in frozen_model.parts:
-                memory = with_frozen_model(memory, part, part.bytes_beside(self.memory))
+                memory = with_frozen_model(memory, part, part.bytes_beside(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

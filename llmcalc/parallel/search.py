@@ -28,7 +28,7 @@ LONG = 8192
 SHORT = 1024
 """Smallest part of a sequence per rank, in tokens, unless --cp is given."""
 
-HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
+HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE, NO_REPLICAS = (
     "--tp does not divide the heads",
     "--tp does not divide a width",
     "more stages than layers",
@@ -36,6 +36,7 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "--ep does not divide the experts",
     "the schedule does not take the micro-batches",
     "twice --cp does not divide the tokens of a sequence",
+    "one replica, whose states --zero does not divide",
 )
 """Reasons against a layout."""
 
@@ -106,6 +107,9 @@ def search(
                 continue
             if no_pipeline and pp > 1:
                 result.refused[no_pipeline] += 1
+                continue
+            if layout_request.zero and dp * cp == 1 < devices:
+                result.refused[NO_REPLICAS] += 1
                 continue
             try:
                 layout = _layout_of_sizes(rules, sizes, bool(experts), layers, layout_request)

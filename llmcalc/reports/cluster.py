@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -46,6 +47,10 @@ PART_COLUMNS = (
     Column("share", "share", units.percent),
     Column("bar", "", bars.share, justify="left", bar=True),
 )
+
+
+ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
+"""A launch file's note on its number of devices, on which the whole answer depends."""
 
 
 def _shorten_even_chunks(layers: str) -> str:
@@ -142,8 +147,16 @@ def report(
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
     host = host_notes(largest_rank.device, layout.world)
+    assumptions = [note for note in _launch_notes(launch) if ASSUMES_DEVICES.match(note)]
     notes = without_repetitions(
-        [*warnings, layout_note, *host, *_cluster_notes(cluster, assumed_accelerator), *_launch_notes(launch)]
+        [
+            *warnings,
+            *assumptions,
+            layout_note,
+            *host,
+            *_cluster_notes(cluster, assumed_accelerator),
+            *_launch_notes(launch),
+        ]
     )
     part_columns, part_rows = (
         phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))

@@ -517,6 +517,8 @@ def run_text(memory_use: MemoryUse) -> str:
 PRECISION_TEXTS = {
     "bf16": "pure bf16",
     "bf16-master": "bf16 with fp32 master weights",
+    "fp16": "pure fp16",
+    "fp16-master": "fp16 with fp32 master weights",
     "autocast": "autocast to bf16",
     "fp8": "fp8 products, fp32 master weights",
     "mxfp8": "mxfp8 products, fp32 master weights",

@@ -26,6 +26,7 @@ ROWS = {
     "temporary": ("temporary",),
     "buffers, workspaces": ("communication", "overhead"),
     "reference model": ("reference",),
+    "reward model": ("reward",),
     "critic and its states": ("critic",),
     "gathered weights": ("gathered_weights",),
     "logits": ("logits",),

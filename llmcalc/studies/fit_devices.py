@@ -16,7 +16,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, LayoutEstimates, LayoutPlan, Nearest, plan_of, replayed
+from .plan import RECOMPUTED, Candidate, LayoutEstimates, LayoutPlan, Nearest, Order, plan_of, replayed
 
 MOST_TRIED = 2**16
 """Largest number of accelerators that is tried."""
@@ -97,17 +97,29 @@ class DevicesQuestion:
     layout_request: LayoutRequest
     global_batch: int | None
 
-    def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
-        """Plans the layouts of a number of accelerators and replays the best one. nearest: as in `plan`."""
+    def planned(self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None) -> LayoutPlan:
+        """Plans the layouts of a number of accelerators and replays the best one.
+
+        nearest: as in `plan`.
+        order_name: order of the layouts; None (default) is that of `llmcalc plan`: by time where it can be estimated.
+        """
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
-            self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
+            self.estimates.memory,
+            self.hardware,
+            layout_request,
+            self.global_batch,
+            1,
+            self.estimates,
+            nearest,
+            order_name,
+            recomputes=False,
         )
 
     def feasible(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None if no layout fits."""
         try:
-            return next(iter(self.planned(devices, "never").plan.feasible), None)
+            return next(iter(self.planned(devices, "never", "memory").plan.feasible), None)
         except InputError:
             return None
 

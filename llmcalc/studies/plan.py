@@ -202,6 +202,7 @@ def plan_of(
     nearest: Nearest = "always",
     order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
+    recomputes: bool = True,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -212,6 +213,7 @@ def plan_of(
     nearest: see `plan`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
+    recomputes: whether a plan by time tries more recomputation than the run's own; true by default.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
     micro-batches is given.
     """
@@ -269,7 +271,7 @@ def plan_of(
         None
         if layout_times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
-        _recomputations(memory, record) if layout_times is not None else (AS_CONFIGURED,),
+        _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
         lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
     )
     return LayoutPlan(

@@ -18,7 +18,7 @@ from ..frameworks.engines.engine import EngineMemory
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.launch.rollout import Rollout
+from ..frameworks.launch.rollout import Model, Rollout
 from ..frameworks.ranks import Cluster, largest_need
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
@@ -114,7 +114,10 @@ class _Phases:
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
-        return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
+        others = [
+            term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
+        ]
+        return list(_present_terms([*self._trained_states(()), *others, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
@@ -124,18 +127,23 @@ class _Phases:
 
     def _other_models(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of further models that stay on the device: reference, reward and critic models."""
-        if self.rollout.reference.place == "device":
-            yield self._reference_terms()
+        for name, model in self._frozen_models():
+            if model.place == "device":
+                yield self._frozen_term(name, model)
         if self.rollout.critic == "device":
             yield self._critic_terms()
 
-    def _reference_terms(self) -> PhaseTerm:
-        reference = self.rollout.reference
-        parameters = self.cluster.memory.states.count.total
-        byte_count = parameters * reference.weight_bytes // reference.ranks
-        return PhaseTerm("reference", byte_count, "estimate", self.rollout.source)
+    def _frozen_models(self) -> Iterator[tuple[str, Model]]:
+        yield "reference", self.rollout.reference
+        yield "reward", self.rollout.reward
+
+    def _frozen_term(self, name: str, model: Model) -> PhaseTerm:
+        parameters = model.parameters or self.cluster.memory.states.count.total
+        return PhaseTerm(name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
 
     def _critic_terms(self) -> PhaseTerm:
+        if self.rollout.critic_bytes:
+            return PhaseTerm("critic", self.rollout.critic_bytes, "estimate", self.rollout.source)
         states = sum(self.states.values())
         return PhaseTerm("critic", states, "estimate", f"as large as the trained model; {self.rollout.source}")
 
@@ -185,8 +193,9 @@ class _Phases:
         rollout = self.rollout
         yield from self._trained_states(("weights",))
         yield from self._other_models()
-        if rollout.reference.place == "host" and "weights" not in rollout.offloaded:
-            yield self._reference_terms()
+        if "weights" not in rollout.offloaded:
+            on_host = (self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host")
+            yield from sorted(on_host, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens

@@ -261,7 +261,7 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
-    of_library = training.choices.cross_entropy in ("fused", "chunked")
+    of_library = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
     yield True, ""

@@ -188,6 +188,24 @@ class LigerCrossEntropy(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
+class FlashCrossEntropy(torch.autograd.Function):
+    """flash-attn's cross-entropy (ops/triton/cross_entropy.py), whose backward pass may overwrite the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, in_place: bool) -> Any:
+        losses = logits.new_empty(logits.shape[0], dtype=torch.float)
+        log_sums, squares = torch.empty_like(losses), torch.empty_like(losses)
+        ctx.save_for_backward(logits, log_sums, labels)
+        ctx.mark_non_differentiable(squares)
+        ctx.in_place = in_place
+        return losses, squares
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        logits = ctx.saved_tensors[0]
+        return logits.detach() if ctx.in_place else torch.empty_like(logits), None, None
+
+
 class LigerLinearCrossEntropy(torch.autograd.Function):
     """Liger-Kernel's fused linear cross-entropy (0.8.2, ops/fused_linear_cross_entropy.py): gradients in the forward
     pass."""
@@ -238,7 +256,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
     elif choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
-        loss = _loss_of_logits(choices, out, labels)
+        loss = _loss_of_logits(choices, out.div_(1.5) if choices.divides_logits else out, labels)
     for logits in logits_ahead:
         loss = loss + _loss_of_logits(choices, logits, labels)
     return loss
@@ -259,6 +277,9 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
+    if choices.cross_entropy.startswith("flash"):
+        rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
+        return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
     if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
     default_dtype = torch.float32 if choices.float32_loss else logits.dtype

@@ -16,7 +16,7 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, even_stage_sizes, search
+from llmcalc.parallel.search import BATCH, HEADS, LAYERS, NO_REPLICAS, ROUNDS, SEQUENCE, even_stage_sizes, search
 from tests.samples import in_one_test
 
 
@@ -258,3 +258,11 @@ def test_other_errors_are_left_as_they_are() -> None:
         suggest_nearest_layouts(spec, LayoutRequest(pp=2)),
     ):
         rank_model(spec, Layout(pp=2), 1).program()
+
+
+def test_zero_that_divides_nothing_is_refused() -> None:
+    spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layouts
+    found = search(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
+    assert {layout.dp for layout, _ in found.possible} == {2, 4, 8}
+    assert found.refused[NO_REPLICAS]
+    assert search(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible

@@ -50,6 +50,22 @@ def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> Non
     assert meta.backward < gpu.backward
 
 
+def wide_vocabulary() -> ModelSpec:
+    """A model whose logits decide the peaks."""
+    return spec(9).model_copy(update={"vocab_size": 4096})
+
+
+@compares(lambda loss, divides: of_run(wide_vocabulary(), Choices(cross_entropy=loss, divides_logits=divides)))
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("loss", ["eager", "fused", "flash", "flash-in-place"])
+def test_losses_of_logits_hold_what_torch_holds(loss: Any, divides: bool) -> None:
+    run: dict[str, Any] = {"batch": 1, "seq": 256, "choices": Choices(cross_entropy=loss, divides_logits=divides)}
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(wide_vocabulary(), log=ours, **run)
+    assert held == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+
+
 def test_a_loss_in_chunks_never_has_all_logits() -> None:
     """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
     whole, over, chunked = (
@@ -63,7 +79,7 @@ def test_a_loss_in_chunks_never_has_all_logits() -> None:
 
 
 def test_chunks_need_less_where_tokens_are_many() -> None:
-    wide = spec(9).model_copy(update={"vocab_size": 4096})
+    wide = wide_vocabulary()
     over, chunked = (
         without_values(wide, batch=1, seq=512, choices=Choices("flash", cross_entropy=how))
         for how in ("fused", "chunked")

@@ -109,6 +109,26 @@ def losses_of_logits(found: dict[str, list[str]]) -> list[str]:
     return sorted({name for names in found.values() for name in names if reads_logits_as_they_are(name)})
 
 
+IN_FLOAT32 = re.compile(r"F\.linear\(\s*hidden_states\.(type\(torch\.float32\)|float\(\)|to\(torch\.float32\))")
+"""A router's product of float32 copies."""
+
+
+def routes_in_float32(names: list[str]) -> bool:
+    """Whether the module of these classes has a router whose logits are a product of float32 copies."""
+    import inspect
+    import sys
+
+    import transformers
+
+    modules = {getattr(getattr(transformers, name, None), "__module__", "") for name in names} - {""}
+    return any(IN_FLOAT32.search(inspect.getsource(sys.modules[module])) for module in modules)
+
+
+def float32_routers(found: dict[str, list[str]]) -> list[str]:
+    """Returns the model types whose classes route tokens in float32, sorted."""
+    return sorted(kind for kind, names in found.items() if routes_in_float32(names))
+
+
 def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
     """Returns a file's text: one line per model type with a class, and one per list of model types.
 
@@ -152,13 +172,12 @@ def test_the_list_is_of_the_installed_version() -> None:
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
-    of_logits = losses_of_logits(supported)
-    assert LIST.read_text() == written(supported, bases=True, losses_of_logits=of_logits), (
-        "run python -m tests.sources.test_classes"
-    )
+    lists = {"losses_of_logits": losses_of_logits(supported), "float32_routers": float32_routers(supported)}
+    assert LIST.read_text() == written(supported, bases=True, **lists), "run python -m tests.sources.test_classes"
 
 
 if __name__ == "__main__":
     supported = {kind: classes_of(kind) for kind in model_types()}
-    LIST.write_text(written(supported, bases=True, losses_of_logits=losses_of_logits(supported)))
+    lists = {"losses_of_logits": losses_of_logits(supported), "float32_routers": float32_routers(supported)}
+    LIST.write_text(written(supported, bases=True, **lists))
     OTHERS.write_text(written_others())

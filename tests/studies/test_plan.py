@@ -293,6 +293,21 @@ def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
     assert found["changes"] == []
 
 
+def test_fit_has_the_first_layout_of_plan(run: Any) -> None:
+    words = (SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--zero", "3")
+    planned, fitted = asked(run, "plan", *words), asked(run, "fit", *words)
+    assert planned["by"] == "time"
+    assert fitted["layout"] == planned["feasible"][0]["layout"]
+    assert (fitted["layout"]["dp"], fitted["layout"]["zero"]) == (8, 3)
+
+
+def test_fit_recomputes_only_what_the_run_does(run: Any) -> None:
+    sizes = ("--devices", "2", "--seq", "96k", "--hardware", "h100", "--phase", "training")
+    found = asked(run, "fit", "llama3-8b?num_hidden_layers=8", *sizes, code=1)
+    assert found["execution"]["recompute"] == "none"
+    assert any(change["option"].startswith("--recompute full") for change in found["changes"])
+
+
 @pytest.mark.parametrize("beside", [0, 500, 2_900])
 def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, beside: int) -> None:
     """A number that fits is named even where a line between two replays says too little of each between them."""

@@ -134,11 +134,6 @@ def float32_weights(layers: int, top_k: int) -> Difference:
     return routed("experts' weights stay in float32", layers, top_k, 2)
 
 
-def float32_router(layers: int, experts: int, width: int) -> Difference:
-    """Its input and its weight, copied."""
-    return Difference("router in float32", lambda b, t: layers * 4 * (b * t + experts) * width)
-
-
 def constant(what: str, bytes: int) -> Difference:
     """The same for any number of tokens."""
     return Difference(what, lambda b, t: bytes)
@@ -275,11 +270,10 @@ FAMILIES: dict[str, Family] = {
             unsorted(1, 6, 2048),
             float32_weights(1, 6),
             undivided(1, 6),
-            float32_router(1, 64, 2048),
         ),
     ),
-    "deepseek-v3": Family(4, (mask(4), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))),
-    "glm-4.5-air": Family(2, (mask(2), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))),
+    "deepseek-v3": Family(4, (mask(4), unsorted(1, 8, 7168), float32_weights(1, 8))),
+    "glm-4.5-air": Family(2, (mask(2), unsorted(1, 8, 4096), float32_weights(1, 8))),
     "dots.llm1": Family(
         2,
         (
@@ -287,7 +281,6 @@ FAMILIES: dict[str, Family] = {
             unsorted(1, 6, 4096),
             float32_weights(1, 6),
             undivided(1, 6),
-            float32_router(1, 128, 4096),
         ),
     ),
     "glm-5.2": Family(
@@ -299,7 +292,6 @@ FAMILIES: dict[str, Family] = {
             ),
             unsorted(1, 8, 6144),
             float32_weights(1, 8),
-            float32_router(1, 256, 6144),
         ),
     ),
     "trinity-large": Family(

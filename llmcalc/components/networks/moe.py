@@ -381,6 +381,7 @@ class MoE(Network):
             small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
             small_mixture(shared_expert=shared_network, shared_expert_mix=True),
             small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
+            small_mixture(router=LinearRouter(float32_product=True, bias=True)),
         ]
 
 

@@ -78,6 +78,8 @@ class LinearRouter(Router):
         `buffer` if it receives no gradient (DeepSeek-V3), `parameter` if it is a parameter of the model; none by
         default.
     expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
+    float32_product: whether the logits are the product of float32 copies of the tokens and of the weight, as the class
+        of DeepSeek-V3 computes them; false by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -88,11 +90,12 @@ class LinearRouter(Router):
     norm: Norm | None = None
     score_correction: Correction | None = None
     expert_scale: Flag = False
+    float32_product: Flag = False
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis = Axis("classes", classes)
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
-        logits = recorder.linear("router", x, axis, bias=self.bias, kind="router")
+        logits = recorder.linear("router", x, axis, bias=self.bias, float32=self.float32_product, kind="router")
         scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, scale)
@@ -243,12 +246,20 @@ def _reference_classes() -> dict[str, type[Any]]:
             chosen_scores = scores.gather(-1, top_experts)
             return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
+    class Float32Linear(nn.Linear):
+        """A linear layer that multiplies float32 copies of its input and of its weight."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = None if self.bias is None else self.bias.float()
+            return nn.functional.linear(x.float(), self.weight.float(), bias)
+
     class Linear(Routing):
         def __init__(
             self, spec: LinearRouter, model_properties: Context, experts: int, top_k: int, classes: int
         ) -> None:
             super().__init__(spec.scoring_func, top_k)
-            self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=spec.bias)
+            layer = Float32Linear if spec.float32_product else nn.Linear
+            self.modules["router"] = layer(model_properties.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
             if spec.norm is not None:
@@ -257,8 +268,8 @@ def _reference_classes() -> dict[str, type[Any]]:
                 self.modules["expert_scale"] = vector(torch.ones(experts))
 
         def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
-            normed = "router_norm" in self.modules
-            scores = self.score_logits(self.modules["router"](self.modules["router_norm"](x) if normed else x))
+            x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
+            scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
             weights = self.weights(scores, top_experts)
             scale: Any = self.modules.get("expert_scale")

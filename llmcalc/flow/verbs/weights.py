@@ -37,6 +37,7 @@ class WeightVerbs(Recorder):
         counted: Rows | None = None,
         lent: str = "",
         fused: bool = False,
+        float32: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records a linear layer, y = x·Wᵀ + b.
@@ -46,6 +47,7 @@ class WeightVerbs(Recorder):
         counted: the rows that the op counts, with those of further steps (`again`); by default those it projects.
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         fused: whether its class computes it with others of the same input as one product, whose result is split.
+        float32: whether the product is of float32 copies of x and of the weight; false by default.
         """
         output_rows = x.rows if rows is None else rows
         tied = weight is not None and weight.is_counted
@@ -55,7 +57,17 @@ class WeightVerbs(Recorder):
         weight = Weight(name, out, x.axes) if weight is None else weight
         output = Value(output_rows, out)
         return self.step(
-            "linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent, fused=fused
+            "linear",
+            name,
+            (x,),
+            output,
+            op=op,
+            weight=weight,
+            about=node_fields,
+            bias=bias,
+            lent=lent,
+            fused=fused,
+            float32=float32,
         )
 
     def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:

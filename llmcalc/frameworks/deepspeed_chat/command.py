@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's training steps 1 and 2, whose main.py creates the DeepSpeed config.
+"""Reads commands of DeepSpeed-Chat's training steps, whose main.py creates the DeepSpeed config.
 
 Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/{step1_supervised,step2_reward_model,
 step2_dpo}_finetuning/main.py, and dschat/utils/ds_utils.py, `get_train_ds_config` and `get_eval_ds_config`.
@@ -17,6 +17,7 @@ from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import pair_settings
+from . import step3
 
 READ = frozenset(
     """
@@ -54,10 +55,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         arguments = arguments_of(command_line.words, source_file.where)
         loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":
-            raise reader.wrong(
-                f"line {command_line.line}",
-                "DeepSpeed-Chat's step 3 runs four models in one process, which is not modelled; expected step 1 or 2",
-            )
+            return _read_step3(reader, arguments, source_file)
         data = plain_arguments(arguments, reader, READ)
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
         reader.ignored += [name for name in data if name in IGNORED]
@@ -71,6 +69,23 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
             settings |= _pair_settings(reader, data, loss, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
         return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target)
+
+
+def _read_step3(reader: Reading, arguments: Mapping[str, Any], source_file: Source) -> Launch:
+    """Returns the training of the actor in step 3, with the models beside it."""
+    from .record import LAUNCH_FILE
+
+    data = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
+    target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
+    ignored = IGNORED | step3.IGNORED
+    reader.ignored += [name for name in data if name in ignored]
+    unknown_keys(reader, data, (*step3.READ, *ignored), "", "no argument that is known")
+    actor = step3.step1_arguments(reader, data)
+    config = _deepspeed_config(reader, actor)
+    settings = _other_settings(reader, actor) | step3.loss_settings(reader, data)
+    launch_settings = run_of_program(reader, config, source_file.world_size, settings)
+    rollout = step3.rollout_of(reader, data, launch_settings.layout.dp)
+    return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:

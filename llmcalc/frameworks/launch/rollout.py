@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 Place: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
 
-States: TypeAlias = Literal["weights", "gradients", "optimizer"]
+States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,13 @@ class Model:
     """A model beside the trained one on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
+    parameters: their number; 0 (default) for as many as the trained model has.
     """
 
     place: Place = "none"
     weight_bytes: int = 2
     ranks: int = 1
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,12 @@ class Rollout:
     flags: values of its flags, by their names.
     sleeps: whether it frees weights and cache while it does not generate.
     is_own_process: whether it is a process of its own, with a CUDA context of its own.
-    offloaded: states of the trained model that are on the host while another phase runs.
+    offloaded: states of the trained model that are on the host while another phase runs; `reference`: the reference
+        model is there during rollouts.
     reference: the reference model.
-    critic: where a critic as large as the trained model is, with its states.
+    reward: the reward model; default none.
+    critic: where the critic is, with its states.
+    critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
     sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
     logit_tokens: tokens of each whose logits are computed.
     logit_bytes: bytes per logit at the peak of that pass.
@@ -49,7 +54,9 @@ class Rollout:
     is_own_process: bool = False
     offloaded: frozenset[States] = frozenset()
     reference: Model = Model()
+    reward: Model = Model()
     critic: Place = "none"
+    critic_bytes: int = 0
     sequences: int = 1
     tokens: int = 1
     logit_tokens: int = 1
@@ -64,5 +71,6 @@ class Rollout:
             "sleeps": self.sleeps,
             "offloaded": sorted(self.offloaded),
             "reference": self.reference.place,
+            "reward": self.reward.place,
             "critic": self.critic,
         }

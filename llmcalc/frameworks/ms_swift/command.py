@@ -17,7 +17,7 @@ from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading
 from ..launch.trainer import TRAINER_IGNORED
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
-from .rlhf import GRPO_BETA, PAIRS, known_names, rollout_of, sequences_of
+from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
 
 READ = frozenset(
     """
@@ -90,6 +90,9 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program.split()[0] in ("swift", "megatron") or command_line.program.startswith("swift.cli")
 
 
+MEGATRON_RLHF = ("dpo", "kto", "rm", "grpo")
+"""Values of `megatron rlhf --rlhf_type` that are read."""
+
 TRAINING = ("sft", "pt", "main", "rlhf")
 """Subcommands that train."""
 
@@ -138,16 +141,20 @@ def _read_megatron_command(reader: Reading, command_line: CommandLine, verb: str
 
     if verb == "export":
         raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
-    if verb == "rlhf":
-        raise reader.wrong(
-            f"line {command_line.line}: megatron rlhf",
-            "trainings with preferences, rewards or generated answers are not modelled; expected megatron sft or pt",
-        )
     arguments = arguments_of(command_line.words, reader.where)
     config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED)
+    rlhf_type = str(config.get("rlhf_type")) if verb == "rlhf" else ""
+    if rlhf_type not in ("", *MEGATRON_RLHF):
+        raise reader.wrong(
+            f"line {command_line.line}: megatron rlhf --rlhf_type",
+            f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
+        )
+    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED, rlhf_type)
     target = model_name(reader, "--model", arguments.get("--model"))
-    return launch_of_run(reader, LAUNCH_FILE, "megatron", parallel_run, target)
+    launched_run = launch_of_run(reader, LAUNCH_FILE, "megatron", parallel_run, target)
+    if rlhf_type == "grpo":
+        return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
+    return launched_run
 
 
 def _task_arguments(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
@@ -181,6 +188,22 @@ def _check_visible_devices(reader: Reading, config: Table) -> None:
     )
 
 
+def _sequence_ranks(reader: Reading, data: Table) -> int:
+    """Returns the ranks that divide each sequence (swift/sequence_parallel/*.py, Ulysses): each has a part of its
+    tokens, and of their logits."""
+    ranks = reader.size(data, "sequence_parallel_size", 1)
+    world_size = reader.source.world_size or 1
+    if world_size % ranks:
+        raise reader.wrong(
+            "--sequence_parallel_size", f"{ranks} on {world_size} devices; expected a divisor, or --devices"
+        )
+    if ranks > 1:
+        reader.notes.append(
+            f"--sequence_parallel_size {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
+        )
+    return ranks
+
+
 def _adapter_arguments(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     table = {
@@ -208,9 +231,8 @@ def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> d
         tuner = reader.value(data, "tuner_type", "full" if verb == "pt" else "lora")
     if tuner not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
-    for argument_name in ("sequence_parallel_size", "deepspeed_autotp_size"):
-        if data.get(argument_name) not in (None, 1):
-            reader.unknown[f"--{argument_name}"] = "sequences or layers that ms-swift divides are not modelled"
+    if data.get("deepspeed_autotp_size") not in (None, 1):
+        reader.unknown["--deepspeed_autotp_size"] = "layers that DeepSpeed divides are not modelled"
     _check_visible_devices(reader, data)
     if reader.flag(data, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
@@ -235,8 +257,11 @@ def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> d
     length = data.get("packing_length", data.get("max_length"))
     if rlhf_type == "grpo":
         length = grpo_length(reader, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
+    sequence_ranks = _sequence_ranks(reader, data)
     if length is not None:
-        table["max_length"] = size_of(reader, "max_length", length)
+        table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
+    elif sequence_ranks > 1:
+        raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
     if reader.flag(data, "packing"):
         reader.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":

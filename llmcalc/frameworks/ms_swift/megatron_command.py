@@ -1,6 +1,7 @@
-"""Reads `megatron sft` and `megatron pt` of ms-swift, which train a named model with Megatron-Core.
+"""Reads `megatron sft`, `pt` and `rlhf` of ms-swift, which train a named model with Megatron-Core.
 
-Source: ms-swift at 3602360a (2026-08-22): swift/megatron/arguments/megatron_args.py for arguments and defaults.
+Source: ms-swift at 3602360a (2026-08-22): swift/megatron/arguments/megatron_args.py for arguments and defaults,
+swift/megatron/trainers/{dpo,kto,reward,rlhf_mixin,grpo}_trainer.py for the models beside the trained one.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
+from ..frozen_model import FrozenModel
+from ..launch.grpo import grpo_length
 from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
+from ..launch.trainer import kto_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
+from .rlhf import GRPO_BETA, PAIRS, known_names
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -26,6 +31,7 @@ READ = frozenset(
     model tuner_type train_type max_length packing packing_length global_batch_size sequence_parallel
     virtual_pipeline_model_parallel_size recompute_granularity recompute_method recompute_num_layers recompute_modules
     cross_entropy_loss_fusion use_distributed_optimizer torch_dtype attention_backend
+    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
     """.split()  # noqa: SIM905
 ) | set(SIZES)
 
@@ -34,7 +40,7 @@ OFF: dict[str, tuple[Any, ...]] = {
     "fp8_format": (None,),
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
-    "use_precision_aware_optimizer": (False, None),
+    "main_params_dtype": ("fp32", None),
     "pipeline_model_parallel_layout": (None,),
     "decoder_first_pipeline_num_layers": (None,),
     "moe_token_dispatcher_type": ("alltoall", None),
@@ -51,19 +57,30 @@ IGNORED = frozenset(
     no_load_optim no_load_rng log_interval num_workers moe_permute_fusion moe_grouped_gemm moe_aux_loss_coeff
     moe_router_dtype moe_expert_capacity_factor moe_shared_expert_overlap overlap_grad_reduce overlap_param_gather
     cross_entropy_fusion_impl weight_decay clip_grad adam_beta1 adam_beta2 merge_lora use_hf wandb_project
-    wandb_exp_name tensorboard_dir gradient_accumulation_fusion bf16 manual_gc manual_gc_interval
+    wandb_exp_name tensorboard_dir gradient_accumulation_fusion bf16 manual_gc manual_gc_interval manual_gc_steps
+    padding_free group_by_length calculate_per_token_loss add_non_thinking_prefix masked_softmax_fusion
+    bias_dropout_fusion bias_activation_fusion apply_rope_fusion log_throughput moe_router_load_balancing_type
+    moe_z_loss_coeff moe_router_score_function lr_decay_iters lr_warmup_init dataloader_persistent_workers
+    dataloader_prefetch_factor data_sharding mlp_padding_free
     """.split()  # noqa: SIM905
 )
 
 
-def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]) -> LaunchSettings:
-    """Returns the training run of a command. more_ignored: ms-swift's arguments that do not change memory.
+def run_of_megatron(
+    reader: Reading, config: Table, more_ignored: frozenset[str], rlhf_type: str = ""
+) -> LaunchSettings:
+    """Returns the training run of a command.
 
+    more_ignored: ms-swift's arguments that do not change memory.
+    rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
     Raises `InputError`, which names file and argument, for adapters.
     """
     ignored = IGNORED | more_ignored
     reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-    unknown_keys(reader, config, (*READ, *OFF, *ignored), "", "no argument that is known")
+    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge")
+    unknown_keys(
+        reader, config, (*READ, *OFF, *ignored, *(rlhf_names if rlhf_type else ())), "", "no argument that is known"
+    )
     tuner = config.get("tuner_type", config.get("train_type"))
     if (reader.value(config, "tuner_type", "full") if tuner is None else tuner) != "full":
         raise reader.wrong(
@@ -81,6 +98,8 @@ def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]
     granularity = reader.value(config, "recompute_granularity", "selective")
     modules = config.get("recompute_modules")
     length = config.get("packing_length", config.get("max_length"))
+    if rlhf_type == "grpo":
+        length = grpo_length(reader, config, "max_length", False, GRPO_BETA)["seq"]
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
     vpp = config.get("virtual_pipeline_model_parallel_size")
@@ -93,7 +112,7 @@ def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]
         vpp=1 if vpp is None else size_of(reader, "virtual_pipeline_model_parallel_size", vpp),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=sizes["micro_batch_size"],
+        batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"]),
         seq=size_of(reader, "--max_length", length),
         recompute_granularity=None if granularity in ("none", None) else granularity,
         recompute_method=config.get("recompute_method"),
@@ -101,11 +120,36 @@ def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]
         recompute_modules=[modules] if isinstance(modules, str) else modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    result = megatron_run(reader, parallel_run, reader.source.world_size, {})
-    global_batch, rank_batch = reader.size(config, "global_batch_size", 16), parallel_run.batch * result.layout.dp
+    result = megatron_run(reader, parallel_run, reader.source.world_size, _optimizer_settings(reader, config))
+    global_batch = reader.size(config, "global_batch_size", 16)
+    rank_batch = sizes["micro_batch_size"] * result.layout.dp
     if global_batch % rank_batch:
         raise reader.wrong(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
         )
     result.settings["num_microbatches"] = global_batch // rank_batch
     return result
+
+
+REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)
+"""The reference model, which every rank has a part of, as of the trained weights."""
+
+
+def _sequences(reader: Reading, rlhf_type: str, micro_batch: int) -> int:
+    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run."""
+    if rlhf_type in ("", "grpo"):
+        return micro_batch
+    if rlhf_type == "kto":
+        return int(kto_settings(reader, {"batch": micro_batch}, REFERENCE)["batch"])
+    return int(pair_settings(reader, PAIRS[rlhf_type], {"batch": micro_batch}, REFERENCE, keeps_logits=True)["batch"])
+
+
+def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
+    if not reader.flag(config, "use_precision_aware_optimizer"):
+        return {}
+    formats = [str(reader.value(config, name, "fp32")) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    if formats[0] != formats[1]:
+        reader.unknown["--exp_avg_sq_dtype"] = f"{shown(formats[1])} beside {shown(formats[0])} is not modelled here"
+    gradients = reader.value(config, "main_grads_dtype", "fp32")
+    return {"precision_aware_optimizer": True, "optimizer_dtype": formats[0], "grad_dtype": gradients}

@@ -6,6 +6,8 @@ grpo_trainer}.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, Reading, Table
 from ..launch.rollout import Rollout, States
@@ -97,4 +99,23 @@ def rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
         offloaded=frozenset(offloaded_states),
         source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
         reference_bytes=4 if config.get("torch_dtype") == "float32" else 2,
+    )
+
+
+def megatron_rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
+    """Returns the rollout engine and the reference model of `megatron rlhf --rlhf_type grpo`.
+
+    `--offload_model` puts main gradients and the reference model on the host too (swift/megatron/trainers/utils.py,
+    `offload_megatron_model_to_cpu`; rollout_mixin.py), and rollouts are as many as `--generation_batch_size`.
+    """
+    steps = reader.size(config, "steps_per_generation", 1)
+    batch = reader.size(config, "global_batch_size", 16) * steps
+    rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
+    layout = launched_run.layout
+    beside: frozenset[States] = frozenset(("gradients", "reference") if "weights" in rollout.offloaded else ())
+    return replace(
+        rollout,
+        source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
+        offloaded=rollout.offloaded | beside,
+        reference=replace(rollout.reference, ranks=layout.tp * layout.pp),
     )

@@ -141,8 +141,6 @@ def _refuse_unmodelled(reader: Reading, config: Table) -> None:
     for name, (value, reason) in REFUSED.items():
         if config.get(name, value) != value:
             reader.unknown[f"--{name}"] = reason
-    if config.get("ds.lora.rank") not in (None, 0) and config.get("ds.zero_stage", 2) == 3:
-        reader.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
 
 
 def _actor_devices(reader: Reading, config: Table) -> int:
@@ -215,6 +213,8 @@ def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
         settings["recompute"] = "full-reentrant" if is_reentrant else "full"
     if reader.flag(config, "ds.use_liger_kernel"):
         settings |= {"norm": "fused"}
+    # models/actor.py copies logits to float32, and models/utils.py runs flash-attn's loss on the copy
+    settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, "--ds.lora.rank", rank)

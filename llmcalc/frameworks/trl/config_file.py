@@ -15,6 +15,7 @@ from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
+    is_trainer,
     keys_read,
     kto_settings,
     pair_settings,
@@ -97,9 +98,8 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
-    return (
-        "model_name_or_path" in config and bool(SIGNS & set(config)) and any(name in config for name in trainer_signs)
-    )
+    has_sign = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
+    return "model_name_or_path" in config and has_sign and any(name in config for name in trainer_signs)
 
 
 def read_trl(config: Table, source_file: Source) -> Launch:

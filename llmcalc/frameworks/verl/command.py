@@ -156,9 +156,7 @@ def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
         reader.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
     if reader.flag(config, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
-    if reader.flag(config, f"{MODEL}.use_fused_kernels"):
-        settings["cross_entropy"] = "chunked"
-        reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
+    settings |= _loss_settings(reader, config)
     for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
             reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
@@ -166,9 +164,26 @@ def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
         settings["lora_targets"] = (str(reader.value(config, f"{MODEL}.target_modules", "all-linear")),)
-    if config.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0."):
-        reader.notes.append("the entropy's copy of the logits is not counted")
     return settings
+
+
+def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
+    """Returns the settings of the update's log-probabilities (verl/workers/actor/dp_actor.py, `_forward_micro_batch`).
+
+    flash-attn's loss reads logits that are divided in place by the temperature, and without an entropy it writes their
+    gradient over them.
+    """
+    if reader.flag(config, f"{MODEL}.use_fused_kernels"):
+        reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
+        return {"cross_entropy": "chunked"}
+    has_entropy = config.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0.")
+    if has_entropy or reader.flag(config, f"{ACTOR}.calculate_entropy"):
+        reader.notes.append("the update computes the entropy: its loss is counted as that of SFT, an upper bound")
+        return {"divide_logits": True}
+    if not reader.flag(config, f"{MODEL}.use_remove_padding", True):
+        reader.notes.append("use_remove_padding false: the loss is counted as that of SFT, an upper bound")
+        return {"divide_logits": True}
+    return {"cross_entropy": "flash-in-place", "divide_logits": True}
 
 
 FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")

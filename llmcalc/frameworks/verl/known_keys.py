@@ -12,7 +12,8 @@ READ = frozenset(
     """
     actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
     actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
-    actor.use_torch_compile actor.entropy_coeff actor.calculate_sum_pi_squared actor.entropy_checkpointing
+    actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared
+    actor.entropy_checkpointing
     actor.entropy_from_logits_with_chunking actor.fsdp_config.param_offload actor.fsdp_config.grad_offload
     actor.fsdp_config.optimizer_offload
     actor.fsdp_config.offload_policy actor.fsdp_config.model_dtype actor.fsdp_config.fsdp_size
@@ -27,7 +28,7 @@ READ = frozenset(
     actor.megatron.override_transformer_config.recompute_method
     actor.megatron.override_transformer_config.recompute_num_layers
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
-    model.target_modules model.use_fused_kernels
+    model.target_modules model.use_fused_kernels model.use_remove_padding
     """.split()  # noqa: SIM905
 )
 
@@ -40,7 +41,7 @@ WITHOUT_MEMORY = re.compile(
     r"|megatron\.override_transformer_config\.(moe_router_\w+|moe_permute_fusion|gradient_accumulation_fusion"
     r"|apply_rope_fusion|bias_\w+_fusion|persist_layer_norm|moe_grouped_gemm|masked_softmax_fusion"
     r"|deallocate_pipeline_outputs|moe_aux_loss_coeff|moe_z_loss_coeff|attention_backend))"
-    r"|model\.(use_remove_padding|lora_alpha|use_shm|trust_remote_code|lora_adapter_path|exclude_modules|external_lib"
+    r"|model\.(lora_alpha|use_shm|trust_remote_code|lora_adapter_path|exclude_modules|external_lib"
     r"|custom_chat_template|fused_kernel_options\..*|torch_dtype|tokenizer_path|hf_config_path"
     r"|mtp\.(?!enable)\w+|lora\.(?!rank)\w+|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
 )

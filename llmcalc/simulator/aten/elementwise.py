@@ -44,6 +44,11 @@ class Elementwise(Views):
         """Adds a number to x."""
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
+    def scale_in_place(self, x: Tensor) -> Tensor:
+        """Multiplies x by a number, or divides it by one, in place."""
+        view = Tensor(x.shape, x.dtype, x.storage, x.strides)
+        return record(self.graph, "div_", (x,), view, lambda g, _: (self.like(g),))
+
     def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
         """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
         return record(self.graph, operation_name, (x,), self.like(x), lambda g, _: (self.like(g),))

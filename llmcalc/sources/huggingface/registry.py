@@ -99,6 +99,26 @@ def losses_of_logits() -> frozenset[str]:
     return frozenset(names)
 
 
+@cache
+def float32_routers() -> frozenset[str]:
+    """Returns the model types whose classes in `transformers` route tokens by a product of float32 copies."""
+    names: list[str] = json.loads(Path(__file__).with_name("classes.json").read_text())["float32_routers"]
+    return frozenset(names)
+
+
+def with_float32_routers(table: Any) -> Any:
+    """Returns a description in which every linear router computes its logits in float32."""
+    if isinstance(table, list):
+        return [with_float32_routers(item) for item in table]
+    if not isinstance(table, dict):
+        return table
+    filled = {name: with_float32_routers(value) for name, value in table.items()}
+    router = filled.get("router", {})
+    if "num_experts" in filled and "expert" in filled and router.get("type", "linear") == "linear":
+        filled["router"] = {**router, "float32_product": True}
+    return filled
+
+
 LOGIT_CAPS = {
     "beam": 30.0,
     "diffusion_gemma_text": 30.0,
@@ -491,6 +511,8 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Readin
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
+    if model_type in float32_routers():
+        model = with_float32_routers(model)
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()

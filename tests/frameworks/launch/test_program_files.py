@@ -39,8 +39,21 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("swift_dpo.sh", "ms-swift", "torch", {"lora_rank": 8, "num_microbatches": 8, "batch": 4}),
     ("swift_lora.sh", "ms-swift", "torch", {"lora_rank": 16, "num_microbatches": 16, "recompute": "full"}),
     ("swift_megatron.sh", "ms-swift", "megatron", {"tp": 2, "dp": 2, "zero": 1, "seq": 4096, "num_microbatches": 8}),
+    (
+        "swift_megatron_dpo.sh",
+        "ms-swift",
+        "megatron",
+        {"tp": 4, "dp": 1, "batch": 4, "num_microbatches": 8, "optimizer_dtype": "bf16", "grad_dtype": "fp32"},
+    ),
+    ("swift_megatron_grpo.sh", "ms-swift", "megatron", {"tp": 4, "pp": 2, "seq": 3072, "num_microbatches": 64}),
     ("deepspeed_chat_step1.sh", "deepspeed-chat", "deepspeed", {"dp": 8, "zero": 2, "batch": 8, "dtype": "fp16"}),
     ("deepspeed_chat_step1.sh out 1", "deepspeed-chat", "deepspeed", {"zero": 1}),
+    (
+        "deepspeed_chat_step3.sh out",
+        "deepspeed-chat",
+        "deepspeed",
+        {"dp": 8, "zero": 3, "batch": 4, "seq": 512, "recompute": "full-reentrant", "logits_dtype": "float16"},
+    ),
     ("openrlhf_ppo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 16}),
     ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
@@ -177,6 +190,91 @@ def test_fused_kernels_of_verl_have_no_logits() -> None:
     assert launch.rollout.logit_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("override", "settings"),
+    [
+        ("actor.entropy_coeff=0", {"cross_entropy": "flash-in-place", "divide_logits": True}),
+        ("actor.entropy_coeff=0.001", {"cross_entropy": None, "divide_logits": True}),
+        ("actor.calculate_entropy=True", {"cross_entropy": None, "divide_logits": True}),
+        ("model.use_remove_padding=False", {"cross_entropy": None, "divide_logits": True}),
+    ],
+)
+def test_log_probabilities_of_verl_are_written_over_logits(override: str, settings: dict[str, Any]) -> None:
+    text = FILES["verl_fsdp.sh"].replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1)
+    read = launch_of(text, "f.sh").settings
+    assert {name: read.get(name) for name in settings} == settings
+
+
+def test_openrlhf_copies_logits_to_float32() -> None:
+    settings = read_launch(typed("openrlhf_ppo.sh")).settings
+    assert (settings["cross_entropy"], settings["logits_dtype"]) == ("flash", "float32")
+
+
+def test_a_reference_model_under_megatron_is_divided_as_the_trained_weights() -> None:
+    launch = read_launch(typed("swift_megatron_dpo.sh"))
+    assert launch.frozen is not None
+    assert launch.frozen.is_divided_as_trained
+    beside = [name for name in ("--rlhf_type rm", "--rlhf_type kto") if _frozen(name) is not None]
+    assert beside == ["--rlhf_type kto"]
+    weights = llmcalc.memory(launch=FOLDER / "swift_megatron_dpo.sh").document["memory"]["by_phase"]["step"]["weights"]
+    alone = llmcalc.memory(
+        "qwen2.5-7b", phase="training", tp=4, framework="megatron", sequence_parallel=True, batch=4, seq=4096
+    ).document["memory"]["by_phase"]["step"]["weights"]
+    assert weights == 2 * alone
+
+
+def _frozen(option: str) -> Any:
+    return launch_of(FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", option), "f.sh").frozen
+
+
+def test_ranks_of_ms_swift_share_a_sequence() -> None:
+    text = FILES["swift_full.sh"].replace("swift pt ", "swift pt --sequence_parallel_size 4 ", 1)
+    assert "sequence_parallel_size 4" in text
+    launch = launch_of(text, "f.sh")
+    assert launch.settings["seq"] == 8192 // 4
+    assert any("1/4 of a sequence" in note for note in launch.notes)
+    with pytest.raises(InputError, match="--sequence_parallel_size: 3 on 4 devices"):
+        launch_of(text.replace("parallel_size 4", "parallel_size 3"), "f.sh")
+
+
+def test_step_3_of_deepspeed_chat_has_four_models() -> None:
+    """OPT-350M has 331,196,416 parameters: its critic's gradients and states are divided by 8, the rest is whole."""
+    text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
+    rollout = launch_of(text, "f.sh out").rollout
+    assert rollout is not None
+    assert (rollout.reference.place, rollout.reference.ranks) == ("host", 8)
+    assert (rollout.reward.place, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
+    assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
+    offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
+    assert offloaded is not None
+    assert offloaded.critic_bytes == 2 * critic
+    unnamed = launch_of(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
+    assert unnamed.rollout is not None
+    assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward.parameters) == (0, 0)
+    assert any("as large as the actor" in note for note in unnamed.notes)
+
+
+def test_the_reward_model_is_a_row_of_the_phases() -> None:
+    document = llmcalc.memory(launch=f"{FOLDER / 'deepspeed_chat_step3.sh'} out").document
+    for phase in document["phases"]:
+        terms = {term["name"]: term["bytes"] for term in phase["terms"]}
+        assert terms["reward"] == 2 * 331_196_416
+        assert phase["bytes"] == sum(terms.values())
+
+
+def test_rollouts_beside_megatron() -> None:
+    rollout = read_launch(typed("swift_megatron_grpo.sh")).rollout
+    assert rollout is not None
+    assert rollout.offloaded == {"weights", "gradients", "optimizer", "reference"}
+    assert (rollout.engine, rollout.sleeps, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
+    assert (rollout.reference.place, rollout.reference.ranks) == ("device", 8)
+
+
+def test_a_teacher_under_megatron_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--rlhf_type: 'gkd': its teacher is not modelled; expected dpo, kto"):
+        _frozen("--rlhf_type gkd")
+
+
 def test_generation_without_an_engine() -> None:
     rollout = read_launch(typed("unsloth_grpo.py")).rollout
     assert rollout is not None
@@ -229,12 +327,12 @@ COMMANDS = [
     ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
-    ("megatron rlhf --rlhf_type dpo --model a/b", "megatron rlhf: trainings with preferences"),
+    ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
     ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
-    ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
+    ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),

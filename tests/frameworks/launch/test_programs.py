@@ -50,6 +50,7 @@ PROGRAM_OF = {
     "litgpt_lora.yaml": "LitGPT",
     "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
+    "trl_short.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
     "trl_gkd.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
@@ -93,6 +94,12 @@ def test_a_file_without_a_model_asks_for_one() -> None:
         llmcalc.memory(launch=FILES / "unsloth_defaults.yaml")
     answer = llmcalc.memory("llama3.2-1b", launch=FILES / "unsloth_defaults.yaml")
     assert answer.document["launch"]["program"] == "Unsloth"
+
+
+def test_the_number_of_devices_that_is_assumed_is_among_the_first_notes(run: Any) -> None:
+    words = "memory", "--launch", str(FILES / "torchtune_lora.yaml")
+    assert "1 device is assumed; --devices says another number" in run(*words).out
+    assert "1 device is assumed" not in run(*words, "--devices", "8").out
 
 
 def test_a_model_that_is_not_here_asks_for_a_target() -> None:

@@ -37,7 +37,10 @@ class BasicKernels(Lowering):
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
-        self.set(output, self.linear_output(operation, x, self.matrix(operation), bias))
+        weight = self.matrix(operation)
+        if operation.options.get("float32"):
+            x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
+        self.set(output, self.linear_output(operation, x, weight, bias))
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
@@ -292,6 +295,8 @@ class BasicKernels(Lowering):
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
+        if self.choices.divides_logits:
+            logits = self.t.scale_in_place(logits)
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
             loss = self.t.add(loss, self.loss(logits_ahead, labels))

@@ -28,6 +28,9 @@ CHOSEN = by_torch("tests/simulator/test_choices.py")
 LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
 """The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
 
+FLASH_LOSS = by_source("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
+"""The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
+
 CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")
 """The witness of a loss chunk by chunk."""
 
@@ -469,6 +472,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.cross_entropy == "fused":
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
+        if self.choices.cross_entropy in ("flash", "flash-in-place"):
+            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
+            rows = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
+            return (
+                self._flash_loss(rows, labels)
+                if self.choices.cross_entropy == "flash"
+                else self._loss_in_place(rows, labels)
+            )
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
@@ -513,6 +524,31 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         output = aten.new((), logits.dtype)
         del losses, is_counted
         return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
+
+    @compared(FLASH_LOSS, cross_entropy="flash")
+    def _flash_loss(self, logits: Tensor, labels: Tensor, in_place: bool = False) -> Tensor:
+        """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
+
+        Source: Dao-AILab/flash-attention, flash_attn/ops/triton/cross_entropy.py, `CrossEntropyLoss`.
+
+        in_place: whether the backward pass writes the gradient over the logits; false by default.
+        """
+        aten, graph = self.t, self.graph
+        losses, log_sums, squares = (aten.new(logits.shape[:1], FLOAT32) for _ in range(3))
+
+        def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
+            gradient_of_squares = aten.new(logits.shape[:1], FLOAT32)  # zeros, which autograd makes for any function
+            gradient = logits if in_place else aten.like(logits)
+            del gradient_of_squares
+            return (gradient,)
+
+        losses = record(graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
+        del squares
+        return aten.mean(losses, keep=False)
+
+    @compared(FLASH_LOSS, cross_entropy="flash-in-place")
+    def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self._flash_loss(logits, labels, in_place=True)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
     def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""Reads commands of DeepSpeed-Chat's step 3: four models of one process, of which the actor and the critic are trained.
+
+Source: DeepSpeedExamples at 45b4b715: applications/DeepSpeed-Chat/training/step3_rlhf_finetuning/main.py for arguments,
+dschat/rlhf/rlhf_engine.py for the models and their DeepSpeed configs, dschat/rlhf/ppo_trainer.py for the passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...costs.params import params
+from ...errors import InputError
+from ...sources.target import load
+from ...units import DTYPE_BITS
+from ..launch.record import Reading, Table, size_of
+from ..launch.rollout import Model, Place, Rollout
+
+SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
+"""Where DeepSpeed-Chat says which models are on a device."""
+
+OF_THE_ACTOR = {
+    "per_device_training_batch_size": "per_device_train_batch_size",
+    "actor_zero_stage": "zero_stage",
+    "actor_gradient_checkpointing": "gradient_checkpointing",
+    "actor_lora_dim": "lora_dim",
+    "actor_lora_module_name": "lora_module_name",
+    "actor_dropout": "dropout",
+}
+"""Argument of step 3 about the actor → the same argument of step 1."""
+
+READ = frozenset(
+    """
+    per_device_generation_batch_size max_prompt_seq_len max_answer_seq_len critic_zero_stage critic_lora_dim
+    gradient_accumulation_steps offload dtype only_optimize_lora compute_fp32_loss offload_reference_model
+    offload_reward_model critic_model_name_or_path unsupervised_dataset_name enable_ema enable_mixed_precision_lora
+    """.split()  # noqa: SIM905
+) | frozenset(OF_THE_ACTOR)
+
+IGNORED = frozenset(
+    """
+    actor_model_name_or_path unsupervised_dataset_config_name unsup_coef generation_batches ppo_epochs
+    actor_learning_rate critic_learning_rate actor_weight_decay critic_weight_decay preprocessing_num_workers
+    enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size tp_gather_partition_size
+    critic_gradient_checkpointing critic_dropout critic_lora_module_name actor_lora_learning_rate
+    critic_lora_learning_rate align_overflow print_answers print_answers_interval enable_test_mode test_stop_step
+    """.split()  # noqa: SIM905
+)
+
+OFF = {
+    "enable_ema": "a moving average of the weights is not counted",
+    "enable_mixed_precision_lora": "gathers of frozen weights in 8 bits are not modelled",
+    "critic_lora_dim": "adapters of the critic are not modelled",
+}
+"""Arguments that are modelled only if they are not set → why."""
+
+
+def step1_arguments(reader: Reading, data: Table) -> dict[str, Any]:
+    """Returns the arguments with which step 1 would train the actor of step 3."""
+    for name, reason in OFF.items():
+        if data.get(name) not in (None, False, 0):
+            reader.unknown[f"--{name}"] = reason
+    accumulated = reader.size(data, "gradient_accumulation_steps", 1)
+    arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
+    arguments |= {OF_THE_ACTOR[name]: value for name, value in data.items() if name in OF_THE_ACTOR}
+    return {
+        **arguments,
+        "per_device_train_batch_size": reader.size(data, "per_device_training_batch_size", 16),
+        "zero_stage": reader.value(data, "actor_zero_stage", 0),
+        "gradient_accumulation_steps": accumulated * (2 if data.get("unsupervised_dataset_name") else 1),
+        "max_seq_len": _sequence_length(reader, data),
+    }
+
+
+def loss_settings(reader: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of the actor's log-probabilities, which are computed in the format of the logits."""
+    if reader.flag(data, "compute_fp32_loss"):
+        return {}
+    return {"logits_dtype": "bfloat16" if data.get("dtype") == "bf16" else "float16"}
+
+
+def rollout_of(reader: Reading, data: Table, ranks: int) -> Rollout:
+    """Returns the three models beside the actor. ranks: the number of devices."""
+    reader.notes.append(
+        "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
+        "takes to generate answers is not counted"
+    )
+    tokens = _sequence_length(reader, data)
+    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(data, "actor_zero_stage", 0), least=0)
+    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(data, "critic_zero_stage", 0), least=0)
+    parameters = _critic_parameters(reader, data)
+    return Rollout(
+        source=SOURCE,
+        reference=Model(_place(reader, data, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
+        reward=Model(
+            _place(reader, data, "offload_reward_model"),
+            ranks=ranks if critic_stage == 3 else 1,
+            parameters=parameters,
+        ),
+        critic="device",
+        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(data, "offload")),
+        sequences=reader.size(data, "per_device_generation_batch_size", 16),
+        tokens=tokens,
+        logit_tokens=tokens,
+        logit_bytes=12 if reader.flag(data, "compute_fp32_loss") else 6,  # both models' logits, and log-probabilities
+    )
+
+
+def _sequence_length(reader: Reading, data: Table) -> int:
+    return reader.size(data, "max_prompt_seq_len", 256) + reader.size(data, "max_answer_seq_len", 256)
+
+
+def _place(reader: Reading, data: Table, flag: str) -> Place:
+    return "host" if reader.flag(data, flag) else "device"
+
+
+def _critic_parameters(reader: Reading, data: Table) -> int:
+    """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
+    name = str(data.get("critic_model_name_or_path", ""))[:200]
+    try:
+        return params(load(name).model).total
+    except InputError:
+        reader.notes.append("critic and reward model are counted as large as the actor: their names are of no model")
+        return 0
+
+
+def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int:
+    """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
+
+    Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
+    """
+    weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
+    per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
+    return sum(
+        -(-parameters // (ranks if stage >= divided_from else 1)) * width
+        for width, divided_from, is_on_host in per_parameter
+        if not is_on_host
+    )
