@@ -31,12 +31,14 @@ class EngineServer:
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
         and others.
     decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
+    halves_float32: whether a model that was published in float32 runs in half precision by default.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
     layout_fields: ClassVar[tuple[str, ...]]
     decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    halves_float32: ClassVar[bool] = False
 
     preset: Preset
     hardware: Hardware
@@ -64,6 +66,8 @@ class EngineServer:
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
         name = self.flags.get("dtype", "auto")
+        if name == "auto" and self.halves_float32 and self.published_dtype == "float32":
+            return "bfloat16"
         dtype = DTYPES.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 

@@ -95,6 +95,7 @@ class Server(EngineServer):
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
         "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
+    halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -280,13 +281,6 @@ class Server(EngineServer):
     def whole_layout(self) -> Layout:
         """The layout of all devices, with data-parallel replicas."""
         return replace(self.layout, dp=self.dp)
-
-    @property
-    def dtype(self) -> str | None:
-        """The number format of weights and activations; None for the published one."""
-        if self.flags.get("dtype", "auto") == "auto" and self.published_dtype == "float32":
-            return "bfloat16"  # vllm/config/model.py, `_get_and_verify_dtype`: float32 models run in half precision
-        return super().dtype
 
     @property
     def quantize(self) -> str | None:
