@@ -21,7 +21,7 @@ from ..engines.flags import AUTO
 from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
-from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes
+from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes, scales_latents, stores_latents_in_float8
 from .compressed_blocks import BLOCK as COMPRESSED_BLOCK
 from .compressed_blocks import compressed_layers, compressed_pool
 from .encoder_run import (
@@ -425,6 +425,8 @@ class Server(EngineServer):
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
+        if word in ("", *AUTO) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
+            return Fraction(1)
         return Fraction(self.cached_element_bytes)
 
     def compressed_pool(self, rank: EngineRank) -> BlockPool | None:
@@ -462,6 +464,7 @@ class Server(EngineServer):
             draft_caches,
             self.context_ranks,
             state_blocks(rank, self.state_rules, self.hardware, self.flags, self.speculation.tokens, self.block_size),
+            scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured_or_computed("cuda_graphs", self.graph_bytes(rank.number_of_layers))

@@ -20,7 +20,7 @@ QUANTIZATION_WORDS = (
 
 IDLE = """
     --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
-    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count --attention-backend
+    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count
     --aux-output-config --chat-template --chat-template-content-format --code-revision
     --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
     --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
@@ -114,6 +114,7 @@ FLAGS = (
     Flag(("--quantization", "-q"), "word", QUANTIZATION_WORDS),
     Flag(("--enforce-eager",), "switch"),
     Flag(("--block-size",), "number", most=4096),
+    Flag(("--attention-backend",)),
     Flag(("--cpu-offload-gb",), "gib"),
     Flag(("--language-model-only",), "switch"),
     Flag(("--limit-mm-per-prompt",), "table"),

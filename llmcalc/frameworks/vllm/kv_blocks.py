@@ -110,13 +110,14 @@ def block_pool(
     drafted: Sequence[TokenCache] = (),
     context_ranks: int = 1,
     state_blocks: StateBlocks = CURRENT_STATE,
+    has_scaled_latents: bool = True,
 ) -> BlockPool:
     """Returns the block pool of a rank's KV cache.
 
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
-    state_blocks: how recurrent states are kept.
+    state_blocks: how recurrent states are kept. has_scaled_latents: whether latents of 8 bits beside an indexer have scales.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
@@ -130,7 +131,9 @@ def block_pool(
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
-        token_bytes = math.ceil(sum(cache.layers * rank.token_bytes(cache, element_bytes) for cache in caches))
+        token_bytes = math.ceil(
+            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in caches)
+        )
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
