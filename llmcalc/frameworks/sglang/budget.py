@@ -42,6 +42,9 @@ USUAL_TOWER = (24, 1024)
 MANY_GRAPHS = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
 
+TRANSPORT_MIB = 1024
+"""MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
+
 SHORT_REQUESTS = 8192
 """Tokens of a request up to which AMD's attention kernels need no memory of their own."""
 
@@ -62,6 +65,7 @@ class Server(EngineServer):
     name = "sglang"
     length_field = "context_length"
     layout_fields = "tp_size", "pp_size", "dp_size"
+    default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
     halves_float32 = True  # configs/model_config.py, `_get_and_verify_dtype`
     decided_by = {
         "weights": (
@@ -158,16 +162,22 @@ class Server(EngineServer):
 
     @property
     def loads_towers(self) -> bool:
-        return bool(self.preset.model.towers)
+        return bool(self.preset.model.towers) and not self.flags.get("language_model_only")
 
     @property
     def tower_factor(self) -> float:
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
-        if not self.loads_towers and not isinstance(self._vision_config, Mapping):
+        if not self.has_encoder:
             return 1.0
         layers, width = self._tower_sizes
         ratio = layers * width**2 / (USUAL_TOWER[0] * USUAL_TOWER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the model runs with an encoder, also with one that is not counted."""
+        has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
+        return self.loads_towers or has_config
 
     @property
     def _vision_config(self) -> Any:
@@ -370,8 +380,10 @@ class Server(EngineServer):
     @property
     def multimodal_bytes(self) -> int:
         """The bytes of the cache of encoders' outputs, which are taken from the KV cache's memory."""
-        has_encoder = self.loads_towers or isinstance(self._vision_config, Mapping)
-        return self.rules.multimodal_mib * MIB if has_encoder else 0
+        if not self.rules.multimodal_mib or not self.has_encoder:
+            return 0
+        has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
+        return (self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
 
     @property
     def profile_origin(self) -> str:

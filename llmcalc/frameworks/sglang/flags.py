@@ -1,12 +1,13 @@
 """The flags of `sglang.launch_server`: flags that change memory, and flags without an effect on it.
 
-They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10, and of
-arg_groups/fields in 0.5.23.
+They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10;
+`newer_flags.py` has those of later versions.
 """
 
 from __future__ import annotations
 
 from ..engines.flags import Flag, refused_flags
+from .newer_flags import NEWER_FLAGS
 
 IDLE = """
     --admin-api-key --api-key --base-gpu-id --chat-template --completion-template
@@ -262,6 +263,7 @@ FLAGS = (
     *(Flag((name,), is_idle=True) for name in IDLE),
     *(Flag((name,), "list", is_idle=True) for name in IDLE_LISTS),
     *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),
+    *NEWER_FLAGS,
 )
 
 

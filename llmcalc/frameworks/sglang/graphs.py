@@ -80,6 +80,7 @@ def _has_prompt_graphs(
     if stages > 1 or mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
         return False
     has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
+    has_encoder = has_encoder and not flags.get("language_model_only")
     if rules.prompt_graphs == "compiled":
         return not (has_encoder or mode != "null" or any(flags.get(name) for name in COMPILED_ALONE))
     if rank.latent_projections and not (

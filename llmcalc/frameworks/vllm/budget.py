@@ -95,6 +95,7 @@ class Server(EngineServer):
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
         "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
+    default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
     halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:

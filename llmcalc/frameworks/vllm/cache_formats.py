@@ -26,10 +26,10 @@ FIRST_VERSION = (0, 20)
 SCALE_BYTES = 4
 
 PLAIN_LATENTS_FROM = (0, 19)
-"""First version that was read in which FlashInfer's kernel reads latents of 8 bits beside an indexer, without scales."""
+"""First version that was read in which FlashInfer's kernel reads latents of 8 bits without scales."""
 
 FLOAT8_LATENTS_FROM = (0, 24)
-"""First version in which accelerators of compute capability 12 store such latents in 8 bits by default; 0.23 has none."""
+"""First version in which accelerators of compute capability 12 store latents in 8 bits by default."""
 
 
 def scales_latents(hardware: Hardware, version: tuple[int, ...], backend: str) -> bool:
@@ -39,7 +39,7 @@ def scales_latents(hardware: Hardware, version: tuple[int, ...], backend: str) -
     `_get_backend_priorities`). backend: `--attention-backend`.
     """
     if backend:
-        return "FLASHINFER_MLA_SPARSE" != backend.upper()
+        return backend.upper() != "FLASHINFER_MLA_SPARSE"
     return version < PLAIN_LATENTS_FROM or not _has_capability(hardware, 10)
 
 

@@ -117,7 +117,8 @@ def block_pool(
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
-    state_blocks: how recurrent states are kept. has_scaled_latents: whether latents of 8 bits beside an indexer have scales.
+    state_blocks: how recurrent states are kept.
+    has_scaled_latents: whether latents of 8 bits beside an indexer have scales.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """

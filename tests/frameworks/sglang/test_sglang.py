@@ -378,3 +378,26 @@ def test_dense_networks_that_each_rank_has_whole() -> None:
     assert more == pytest.approx((matrices + matrices // 128**2 * 4) * 7 / 8, rel=0.001)
     with pytest.raises(InputError, match="--moe-dense-tp-size: with --pp-size is not modelled"):
         memory(moe_dense_tp_size=1, pp_size=2, **chosen)
+
+
+def test_encoders_take_a_part_of_the_cache_from_0_5_18_on() -> None:
+    chosen = {"target": "gemma3-27b", "mem_fraction_static": 0.9}
+    older, newer, pool = (
+        memory(version=version, **chosen, **flags)
+        for version, flags in (("0.5.17", {}), ("0.5.18", {}), ("0.5.18", {"mm_feature_transport": "cuda_ipc"}))
+    )
+    assert older.bytes_of("kv_cache") - newer.bytes_of("kv_cache") == 100 * 2**20 == newer.bytes_of("profile_run")
+    assert newer.bytes_of("kv_cache") - pool.bytes_of("kv_cache") == GIB
+    text = memory(version="0.5.18", language_model_only=True, **chosen)
+    assert text.bytes_of("profile_run") == 0
+    assert text.bytes_of("weights") < newer.bytes_of("weights")
+
+
+def test_flags_of_newer_versions() -> None:
+    assert memory(fp8_gemm_runner_backend="triton", retraction_policy="length").starts
+    with pytest.raises(InputError, match="--dcp-size: what it changes in memory: not modelled"):
+        memory(dcp_size=2)
+
+
+def test_a_model_without_a_context_length() -> None:
+    assert memory("bloom-560m").assumed["--context-length"] == 2048
