@@ -314,6 +314,16 @@ class Server(EngineServer):
         return max(default, int(self.flags.get("max_num_seqs", 1)))
 
     @property
+    def tokens_in_flight(self) -> int:
+        """The tokens that a window holds beside its own: those of the batches that are scheduled at once."""
+        if not self.rules.reserves_batches_in_flight:
+            return self.max_num_batched_tokens
+        finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        is_async = self.flags.get("async_scheduling", not finds_drafts)
+        batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        return batches * self.max_num_batched_tokens
+
+    @property
     def decoded_tokens(self) -> int:
         """The tokens of a decoding step of all sequences, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.tokens)
@@ -555,7 +565,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
-    length, chunk = server.longest_request, server.max_num_batched_tokens
+    length, chunk = server.longest_request, server.tokens_in_flight
     concurrency = pool.max_concurrency(blocks, length, chunk)
     message = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
@@ -587,7 +597,7 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
     if stage.available <= 0:
         return messages["no_cache"]
     if concurrency < 1:
-        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
+        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.tokens_in_flight, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
         return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
@@ -618,6 +628,4 @@ def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, 
     """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
     server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest_stage.pool.longest_request(
-        fullest_stage.blocks, server.max_num_batched_tokens, server.longest_request
-    )
+    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)

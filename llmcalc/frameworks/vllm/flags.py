@@ -66,7 +66,7 @@ IDLE_LISTS = """
 """Flags with several values that change no memory of a device."""
 
 IDLE_SWITCHES = """
-    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization --async-scheduling
+    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization
     --calculate-kv-scales --cohere-is-reasoning-model --cudagraph-metrics --data-parallel-external-lb
     --data-parallel-hybrid-lb --data-parallel-multi-port-external-lb --dcp-q-replicate --disable-async-output-proc
     --disable-cascade-attn --disable-chunked-mm-input --disable-custom-all-reduce --disable-fastapi-docs
@@ -140,6 +140,7 @@ FLAGS = (
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--enable-prefix-caching",), "switch"),
+    Flag(("--async-scheduling",), "switch"),
     Flag(("--mm-processor-kwargs",), "table"),
     Flag(("--skip-mm-profiling",), "switch"),
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
