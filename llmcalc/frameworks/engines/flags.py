@@ -11,13 +11,20 @@ from ...errors import InputError, shown, suggest
 from ...sources.files import parse_json
 from ...units import exact_number, parse_length
 
-FlagKind: TypeAlias = Literal["tokens", "number", "numbers", "share", "gib", "switch", "word", "text", "list", "table"]
+FlagKind: TypeAlias = Literal[
+    "tokens", "number", "numbers", "share", "ratio", "gib", "switch", "word", "text", "list", "table"
+]
 
 MOST = 10**12
 """Largest number that a flag may have."""
 
 AUTO = ("auto", "-1")
 """Words for a number of tokens that the engine is to choose."""
+
+AMOUNTS: dict[FlagKind, str] = {
+    "share": "a share above 0, at most 1", "ratio": "a ratio, 0 or more", "gib": "GiB, 0 or more",
+}  # fmt: skip
+"""Kind of a flag with a fraction → the values that it may have, in words."""
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -26,8 +33,8 @@ class Flag(NamedTuple):
     """A command-line flag of a serving engine.
 
     names: its spellings, the usual one first.
-    kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), gib, switch (no value), word,
-        text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
+    kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no value),
+        word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
     words: the values that are modelled, for a word; words that may stand for a number.
     bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     repeats: whether it may be written several times, with the values joined by commas.
@@ -66,8 +73,8 @@ class Flag(NamedTuple):
             return self._check_bounds(_read_tokens(name, value))
         if self.kind == "number":
             return self._check_bounds(_read_number(name, value))
-        if self.kind in ("share", "gib"):
-            return _read_amount(name, value, is_share=self.kind == "share")
+        if self.kind in AMOUNTS:
+            return _read_amount(name, value, self.kind)
         if self.kind == "numbers":
             return tuple(self._check_bounds(_read_number(name, item)) for item in _read_list(name, value))
         if self.kind == "table":
@@ -113,14 +120,14 @@ def _read_tokens(flag_name: str, value: Any) -> int:
     return int(tokens)
 
 
-def _read_amount(flag_name: str, value: Any, is_share: bool) -> float:
+def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
     try:
         number = float(str(value)[:40])
     except ValueError:
         number = -1.0
+    is_share = kind == "share"
     if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
-        expected_value = "a share above 0, at most 1" if is_share else "GiB, 0 or more"
-        raise InputError(f"{flag_name}: {shown(value)}; expected {expected_value}")
+        raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNTS[kind]}")
     return number
 
 

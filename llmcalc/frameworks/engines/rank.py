@@ -16,7 +16,7 @@ from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse
 from ...device_memory.static import memory as static_memory
-from ...errors import InputError
+from ...errors import InputError, MissingExtra
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
 from ...optional import included
@@ -221,6 +221,23 @@ class EngineRank:
             if cache_group.width is None
         ]
 
+    def stored_states(self, drafted: int = 0) -> list[StateCache]:
+        """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
+        transformers keep k.
+
+        drafted: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
+        """
+        kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
+        if len(kernels) != 1:
+            return self.state_caches
+        kernel = kernels.pop()
+        return [
+            state._replace(bytes=state.bytes * (kernel - 1 + drafted) // kernel)
+            if state.kind == "conv_state"
+            else state
+            for state in self.state_caches
+        ]
+
     def check_caches(self, engine: str) -> None:
         """Raises `InputError` for a cache type that the engine's memory rules do not cover."""
         if any(state.kind == COMPRESSED for state in self.state_caches):
@@ -268,6 +285,27 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
         for _, layer, count, _ in stack.groups():
             for mixer in _walk_components(layer):
                 yield mixer, count
+
+
+def _convolution_tokens(part: Any) -> int:
+    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
+    for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
+        if (kernel := getattr(part, field, None)) is not None:
+            return int(kernel)
+    return 0
+
+
+def architectures(preset: Preset) -> tuple[str, ...]:
+    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
+    if preset.config is not None:
+        class_names = preset.config.get("architectures")
+        return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
+    try:
+        from ...sources.to_hf import to_config
+
+        return tuple(to_config(preset.model).get("architectures", ()))
+    except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
+        return ()
 
 
 def key_heads(spec: ModelSpec) -> list[int]:

@@ -31,12 +31,16 @@ class EngineServer:
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
         and others.
     decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
+    default_length: tokens of the longest request of a model that states no context length; None if it is needed.
+    halves_float32: whether a model that was published in float32 runs in half precision by default.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
     layout_fields: ClassVar[tuple[str, ...]]
     decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    default_length: ClassVar[int | None] = None
+    halves_float32: ClassVar[bool] = False
 
     preset: Preset
     hardware: Hardware
@@ -64,6 +68,8 @@ class EngineServer:
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
         name = self.flags.get("dtype", "auto")
+        if name == "auto" and self.halves_float32 and self.published_dtype == "float32":
+            return "bfloat16"
         dtype = DTYPES.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
@@ -118,7 +124,7 @@ class EngineServer:
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO[0])
-        length = longest_sequence(self.preset.model) if flag_value in AUTO else flag_value
+        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)

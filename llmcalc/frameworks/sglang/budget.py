@@ -12,20 +12,25 @@ from functools import cached_property
 from typing import Any
 
 from ...accelerator import Hardware
+from ...components.mixers.mla import MLA
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion, Term
-from ..engines.rank import EngineRank
+from ..engines.rank import EngineRank, architectures, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import Context
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
+from .compressed import compressed_tokens, has_compressed_attention
+from .drafts import USUAL_REQUESTS, Drafts, drafts_of, layers_of
 from .flags import SCHEMES
+from .graphs import decoding_mib, prompts_mib
 from .host_experts import host_experts_bytes
 from .host_experts import notes as host_notes
+from .states import StatePool, state_pool
 from .versions import Rules, SGLangRecord, sglang_record
 from .weights import unused_bytes
 
@@ -34,13 +39,14 @@ GIB, MIB = 2**30, 2**20
 USUAL_TOWER = (24, 1024)
 """Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
 
-PROMPT_LENGTHS = (
-    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
-)  # fmt: skip
-"""Lengths of prompts that are captured as CUDA graphs in pieces: the first, the last and their distance."""
-
 MANY_GRAPHS = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
+
+TRANSPORT_MIB = 1024
+"""MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
+
+SHORT_REQUESTS = 8192
+"""Tokens of a request up to which AMD's attention kernels need no memory of their own."""
 
 MAX_PREFILL_TOKENS = 16384
 """Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
@@ -59,6 +65,8 @@ class Server(EngineServer):
     name = "sglang"
     length_field = "context_length"
     layout_fields = "tp_size", "pp_size", "dp_size"
+    default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
+    halves_float32 = True  # configs/model_config.py, `_get_and_verify_dtype`
     decided_by = {
         "weights": (
             "dtype",
@@ -108,6 +116,19 @@ class Server(EngineServer):
         return super().cached_element_bytes
 
     @property
+    def scales_latents(self) -> bool:
+        """Whether latents of 8 bits beside an indexer have scales (`calculate_mla_kv_cache_dim`).
+
+        Kernels of TensorRT-LLM, which Blackwell has by default, and those of AMD from 0.5.10 on read them without.
+        """
+        backends = [self.flags.get(f"nsa_{phase}_backend") for phase in ("prefill", "decode")]
+        if any(backends):
+            return "trtllm" not in backends
+        if self.is_amd:
+            return not self.rules.raw_latents_on_amd
+        return float(self.hardware.compute_capability or 0) < BLACKWELL
+
+    @property
     def dp(self) -> int:
         """The number of data-parallel replicas: of the whole model, or of attention alone."""
         return int(self.flags.get("dp_size", 1))
@@ -141,16 +162,22 @@ class Server(EngineServer):
 
     @property
     def loads_towers(self) -> bool:
-        return bool(self.preset.model.towers)
+        return bool(self.preset.model.towers) and not self.flags.get("language_model_only")
 
     @property
     def tower_factor(self) -> float:
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
-        if not self.loads_towers and not isinstance(self._vision_config, Mapping):
+        if not self.has_encoder:
             return 1.0
         layers, width = self._tower_sizes
         ratio = layers * width**2 / (USUAL_TOWER[0] * USUAL_TOWER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the model runs with an encoder, also with one that is not counted."""
+        has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
+        return self.loads_towers or has_config
 
     @property
     def _vision_config(self) -> Any:
@@ -171,6 +198,23 @@ class Server(EngineServer):
         towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
         return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else USUAL_TOWER
 
+    @cached_property
+    def architectures(self) -> tuple[str, ...]:
+        """The names of the model's classes."""
+        return architectures(self.preset)
+
+    @cached_property
+    def drafts(self) -> Drafts:
+        """The server's settings of speculative decoding."""
+        return drafts_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
+
+    @property
+    def most_requests(self) -> int | None:
+        """The most requests that run at once, of all replicas; None without a limit."""
+        default = USUAL_REQUESTS if self.drafts.tokens else None
+        chosen_value: int | None = self.flags.get("max_running_requests", default)
+        return chosen_value
+
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB reserved for a draft model and its KV cache, which are outside the budget."""
@@ -179,22 +223,25 @@ class Server(EngineServer):
             return 0
         return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
-    def piecewise_bytes(self, chunk: int) -> int:
-        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a prefill chunk."""
-        is_disabled = (
-            self.flags.get("disable_piecewise_cuda_graph")
-            or self.pp > 1
-            or self.loads_towers
-            or "speculative_algorithm" in self.flags
-            or self.flags.get("disaggregation_mode", "null") != "null"
-            or not self.hardware.vendor.upper().startswith("NVIDIA")
-        )
-        if not self.rules.piecewise_graphs or is_disabled:
-            return 0
-        if self.rank(0).latent_projections:
-            return 1536 * MIB
-        most_tokens = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
-        return 8 * MIB * sum(len(range(start, min(end, most_tokens) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+    @property
+    def is_amd(self) -> bool:
+        """Whether the accelerator is AMD's."""
+        return self.hardware.vendor.upper().startswith("AMD")
+
+    @property
+    def aiter_share(self) -> float:
+        """The factor of the fraction where AMD's kernels run attention, which need memory beside it.
+
+        Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
+        """
+        if not self.is_amd or self.longest_request <= SHORT_REQUESTS:
+            return 1
+        heads = {
+            mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+        }
+        chosen_backend = self.flags.get("attention_backend")
+        runs = chosen_backend == "aiter" if chosen_backend else heads <= {16, 128} and not self.rank(0).selects_latents
+        return self.rules.aiter_share if runs else 1
 
     @property
     def shown_gib(self) -> float:
@@ -204,34 +251,46 @@ class Server(EngineServer):
     @property
     def chunked_prefill_size(self) -> int:
         """The tokens of a prefill chunk, by the flag or the device's default."""
-        chunk_tokens = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
+        chunk_tokens = self.flags.get(
+            "chunked_prefill_size", self.record.defaults(self.numbers, self.shown_gib).chunked_prefill_size
+        )
         return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
     @property
     def fraction(self) -> float:
         """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
         if "mem_fraction_static" in self.flags:
-            return float(self.flags["mem_fraction_static"])
+            return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
         gib = self.shown_gib
-        ranks = self.tp * self.pp
-        defaults = self.record.defaults(gib)
-        if self.rules.fraction == "by_memory":
-            reserve = defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks
-        else:
-            chunk = self.chunked_prefill_size
-            sizes = self.flags.get("cuda_graph_bs") or [defaults.cuda_graph_max_bs[self.tp >= 4]]
-            graphs = int(self.flags.get("cuda_graph_max_bs", max(sizes)))
-            reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
-            if self.divides_attention:
-                reserve += graphs * self.dp * (4.5 if graphs > MANY_GRAPHS else 3) / 1024
-            reserve += self.piecewise_bytes(chunk) / GIB
-            reserve = max(reserve, 10.0) if gib > 60 else reserve
-        reserve += self.draft_reserve_gib
+        reserve = self.reserve_gib
         if reserve >= gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
-        return round((gib - reserve) / gib, 3) * self.tower_factor
+        return round((gib - reserve) / gib, 3) * self.tower_factor * self.aiter_share
+
+    @property
+    def reserve_gib(self) -> float:
+        """The GiB that the default fraction leaves beside weights and KV cache."""
+        gib, rules = self.shown_gib, self.rules
+        ranks = self.tp * self.pp
+        defaults = self.record.defaults(self.numbers, gib)
+        if rules.fraction == "by_memory":
+            return defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
+        chunk, requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
+        graphs = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
+        if rules.limits_graphs and requests is not None and "cuda_graph_max_bs" not in self.flags:
+            graphs = min(graphs, int(requests))
+        graphs = max(self.flags.get("cuda_graph_bs") or [graphs])
+        tokens = chunk
+        if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
+            tokens = (requests or graphs) * max(1, self.drafts.tokens)
+        reserve = (512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decoding_mib(rules, self.flags, graphs)) / 1024
+        if self.divides_attention:
+            reserve += graphs * self.dp * (4.5 if graphs > MANY_GRAPHS else 3) / 1024
+        prompts = prompts_mib(rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk, self.pp)
+        reserve += prompts / 1024
+        return (max(reserve, 10.0) if gib > 60 else reserve) + self.draft_reserve_gib
 
     @property
     def reads_cache_scheme(self) -> bool:
@@ -242,15 +301,29 @@ class Server(EngineServer):
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
+    def has_modules(self, stage: int) -> bool:
+        """Whether a stage has the modules that draft, and their memory is taken from the cache's."""
+        return self.drafts.with_mtp and stage == self.pp - 1
+
+    @cached_property
+    def draft(self) -> EngineRank | None:
+        """The draft model on one rank; None without one."""
+        if self.drafts.draft is None:
+            return None
+        return EngineRank(self.drafts.draft, Layout(tp=self.tp), 0, None, self.dtype)
+
     def rank(self, stage: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage == 0, self.layout
         rank_number = layout.rank(pp=stage)
         if not self.divides_attention:
-            return EngineRank(self.preset, layout, rank_number, self.quantize, self.dtype, loads_towers)
+            return EngineRank(
+                self.preset, layout, rank_number, self.quantize, self.dtype, loads_towers, self.has_modules(stage)
+            )
         attention = replace(layout, tp=self.tp // self.dp)
+        modules = self.has_modules(stage)
         return AttentionRank(
-            self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers,
+            self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers, modules,
             network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
@@ -281,11 +354,12 @@ class Server(EngineServer):
         return self.hardware.capacity_bytes - self.outside_torch
 
     def weights(self, rank: EngineRank) -> int:
-        """Returns the bytes by which loading reduces free memory: weights, RoPE tables and adapter slots."""
+        """Returns the bytes by which loading reduces free memory: weights, a draft's, RoPE tables and adapter slots."""
         tables = rank.rope_elements * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        return rank.weights - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
+        draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_elements * ROPE_BYTES
+        return rank.weights + draft - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the extra bytes of dense networks that each rank has in full, in models with experts."""
@@ -303,28 +377,65 @@ class Server(EngineServer):
             float(self.flags.get("swa_full_tokens_ratio", defaults.window)),
         )
 
-    def tokens_in(self, rank: EngineRank, available: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache.
+    @property
+    def multimodal_bytes(self) -> int:
+        """The bytes of the cache of encoders' outputs, which are taken from the KV cache's memory."""
+        if not self.rules.multimodal_mib or not self.has_encoder:
+            return 0
+        has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
+        return (self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
 
-        Raises `InputError` for models without a cache.
+    @property
+    def profile_origin(self) -> str:
+        """What is taken from the cache's memory for the pass itself, in words."""
+        if self.multimodal_bytes:
+            return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
+        return "none; activations take what the fraction leaves"
+
+    def states_in(self, rank: EngineRank, available: int) -> StatePool | None:
+        """Returns the pool of recurrent states of a rank; None for a model without them.
+
+        available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
-        caches = rank.token_caches
+        if not rank.state_caches or has_compressed_attention(rank):
+            return None
+        if not self.rules.divided_pools:
+            raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
+        replicas = self.dp if self.divides_attention else 1
+        drafted, requests = self.drafts.tokens, self.most_requests
+        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], drafted, requests, replicas)
+
+    def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
+        """Returns the tokens of a rank's cache with compressed attention."""
+        if self.is_amd:
+            raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
+        if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
+            raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
+        replicas = self.dp if self.divides_attention else 1
+        return compressed_tokens(
+            rank, self.rules, self.flags, available, self.most_requests, replicas, self.longest_request,
+            self.chunked_prefill_size, self.drafts.tokens,
+        )  # fmt: skip
+
+    def tokens_in(self, rank: EngineRank, available: int) -> int:
+        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""
+        if has_compressed_attention(rank):
+            return self.compressed_tokens_in(rank, available)
+        caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
-        states, window = self.ratios
-        rank.check_caches("sglang")
+        _, window = self.ratios
         if not caches:
             raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
-        if rank.state_caches and "speculative_algorithm" in self.flags:
-            raise InputError("--speculative-algorithm: states of drafted tokens are not modelled; remove the flag")
-        if rank.state_caches:
-            if not self.rules.divided_pools:
-                raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-            available = int(available / (1 + states))
         has_full = any(cache.window is None for cache in caches)
+        full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
+        drafting_layers = layers_of(self.drafts, self.preset) if full_layers else 0
         token_bytes = sum(
-            cache.layers
-            * rank.token_bytes(cache, Fraction(self.cached_element_bytes))
-            * (Fraction(window) if has_separate_pools and has_full and cache.window is not None else 1)
+            rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
+            * (
+                cache.layers * Fraction(window)
+                if has_separate_pools and has_full and cache.window is not None
+                else cache.layers + (drafting_layers if cache.window is None else 0)
+            )
             for cache in caches
         )
         return max(0, int(available // token_bytes))
@@ -340,9 +451,12 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     for stage_number in range(server.pp):
         rank = server.rank(stage_number)
         weights = server.measured_or_computed("weights", server.weights(rank))
-        cache_bytes = server.measured_or_computed("kv_cache", budget - weights)
-        stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
-    tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
+        cache_bytes = server.measured_or_computed("kv_cache", budget - weights - server.multimodal_bytes)
+        pool = server.states_in(rank, cache_bytes)
+        tokens = server.tokens_in(rank, cache_bytes if pool is None else pool.left)
+        has_slots = pool is None or pool.requests > 0
+        stages.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
+    tokens, cache_bytes, weights, rank, pool = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
     memory_terms = (
         Term(
@@ -353,18 +467,21 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
             f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
+        Term("profile_run", server.multimodal_bytes, "source", rules.place, server.profile_origin),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
-    message = server.record.messages["no_cache"] if tokens == 0 else ""
+    message = ""
+    if tokens == 0:
+        message = server.record.messages["no_cache" if pool is None or pool.requests else "no_states"]
+    concurrency = tokens / length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
         blocks=tokens // page,
-        max_concurrency=tokens / length,
+        max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
         starts=not message,
         message=message,
         max_model_len=length,
@@ -373,20 +490,40 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        notes=tuple(filter(None, (version.note, _cache_note(tokens, length, bool(message)), *_server_notes(server)))),
+        notes=tuple(
+            filter(
+                None,
+                (
+                    version.note,
+                    _cache_note(tokens, length, bool(message)),
+                    _states_note(pool, concurrency),
+                    *_server_notes(server),
+                ),
+            )
+        ),
     )
 
 
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
     notes = [*host_notes(server.rank(0), server.flags)]
-    if "speculative_algorithm" in server.flags:
+    if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
         )
     if server.divides_attention:
         notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
     return notes
+
+
+def _states_note(pool: StatePool | None, concurrency: float) -> str:
+    """Returns a note if recurrent states limit the requests that run at once; otherwise an empty text."""
+    if pool is None or pool.requests >= concurrency:
+        return ""
+    return (
+        f"{pool.slots:,} slots of recurrent states are enough for {pool.requests:,} requests at once "
+        "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
+    )
 
 
 def _cache_note(tokens: int, length: int, stops: bool) -> str:

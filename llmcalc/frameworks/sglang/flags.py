@@ -1,14 +1,16 @@
 """The flags of `sglang.launch_server`: flags that change memory, and flags without an effect on it.
 
-They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10.
+They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10;
+`newer_flags.py` has those of later versions.
 """
 
 from __future__ import annotations
 
 from ..engines.flags import Flag, refused_flags
+from .newer_flags import NEWER_FLAGS
 
 IDLE = """
-    --admin-api-key --api-key --attention-backend --base-gpu-id --chat-template --completion-template
+    --admin-api-key --api-key --base-gpu-id --chat-template --completion-template
     --constrained-json-whitespace-pattern --crash-dump-folder --custom-sigquit-handler --debug-tensor-dump-inject
     --debug-tensor-dump-input-file --debug-tensor-dump-output-folder --decode-attention-backend
     --decode-log-interval --decrypted-config-file --decrypted-draft-config-file --deepep-config --deepep-mode
@@ -27,13 +29,13 @@ IDLE = """
     --hicache-write-policy --host --init-expert-location --kv-events-config --limit-mm-data-per-request
     --linear-attn-backend --linear-attn-decode-backend --linear-attn-prefill-backend --load-balance-method
     --load-format --load-watch-interval --log-level --log-level-http --log-requests-format --log-requests-level
-    --lora-backend --lora-eviction-policy --mamba-backend --mamba-scheduler-strategy --mamba-track-interval
+    --lora-backend --lora-eviction-policy --mamba-backend --mamba-track-interval
     --max-lora-chunk-size --max-micro-batch-size --max-prefill-tokens --max-queued-requests --mm-attention-backend
     --mm-max-concurrent-calls --mm-per-request-timeout --mm-process-config --model-checksum --model-impl
     --model-loader-extra-config --modelexpress-config --modelopt-checkpoint-restore-path
     --modelopt-checkpoint-save-path --modelopt-export-path --moe-runner-backend --mooncake-ib-device
-    --multi-item-scoring-delimiter --nccl-init-addr --nccl-port --nnodes --node-rank --nsa-decode-backend
-    --nsa-prefill-backend --nsa-prefill-cp-mode --num-continuous-decode-steps --otlp-traces-endpoint --pdlb-url
+    --multi-item-scoring-delimiter --nccl-init-addr --nccl-port --nnodes --node-rank
+    --nsa-prefill-cp-mode --num-continuous-decode-steps --otlp-traces-endpoint --pdlb-url
     --pdmux-config-path --piecewise-cuda-graph-compiler --port --pp-async-batch-depth --pp-max-micro-batch-size
     --preferred-sampling-params --prefill-attention-backend --prefill-cp-mode --prefill-delayer-max-delay-passes
     --prefill-delayer-token-usage-low-watermark --prefill-max-requests --priority-scheduling-preemption-threshold
@@ -63,21 +65,21 @@ IDLE_SWITCHES = """
     --collect-tokens-histogram --constrained-json-disable-any-whitespace --debug-tensor-dump-prefill-only
     --delete-ckpt-after-loading --disable-chunked-prefix-cache --disable-cuda-graph-padding
     --disable-custom-all-reduce --disable-fast-image-processor --disable-flashinfer-autotune
-    --disable-flashinfer-cutlass-moe-fp4-allgather --disable-outlines-disk-cache --disable-overlap-schedule
-    --disable-priority-preemption --disable-radix-cache --disable-shared-experts-fusion
+    --disable-flashinfer-cutlass-moe-fp4-allgather --disable-outlines-disk-cache
+    --disable-priority-preemption --disable-shared-experts-fusion
     --disable-tokenizer-batch-decode --disaggregation-decode-enable-offload-kvcache
     --enable-adaptive-dispatch-to-encoder --enable-aiter-allreduce-fusion --enable-attn-tp-input-scattered
     --enable-broadcast-mm-inputs-process --enable-cache-report --enable-cudagraph-gc --enable-custom-logit-processor
-    --enable-deterministic-inference --enable-dynamic-batch-tokenizer --enable-dynamic-chunking
+    --enable-dynamic-batch-tokenizer --enable-dynamic-chunking
     --enable-expert-distribution-metrics --enable-flashinfer-allreduce-fusion --enable-flashinfer-cutlass-moe
     --enable-flashinfer-trtllm-moe --enable-fused-moe-sum-all-reduce --enable-fused-qk-norm-rope
-    --enable-hierarchical-cache --enable-layerwise-nvtx-marker --enable-lmcache --enable-lora-overlap-loading
+    --enable-layerwise-nvtx-marker --enable-lmcache --enable-lora-overlap-loading
     --enable-metrics --enable-metrics-for-all-schedulers --enable-mfu-metrics --enable-mixed-chunk
     --enable-mm-global-cache --enable-mscclpp --enable-multimodal --enable-nan-detection --enable-nccl-nvls
     --enable-p2p-check --enable-precise-embedding-interpolation --enable-prefill-delayer --enable-prefix-mm-cache
     --enable-priority-scheduling --enable-profile-cuda-graph --enable-request-time-stats-logging
     --enable-return-hidden-states --enable-return-routed-experts --enable-single-batch-overlap --enable-ssl-refresh
-    --enable-streaming-session --enable-symm-mem --enable-tokenizer-batch-encode --enable-torch-compile
+    --enable-streaming-session --enable-tokenizer-batch-encode
     --enable-torch-compile-debug-mode --enable-torch-symm-mem --enable-trace --enable-triton-kernel-moe
     --enable-weights-cpu-backup --enforce-disable-flashinfer-allreduce-fusion --enforce-piecewise-cuda-graph
     --experts-shared-outer-loras --export-metrics-to-file --flashinfer-mla-disable-ragged --grpc-mode
@@ -99,6 +101,9 @@ QUANTIZATION_WORDS = (
     "nvfp4", "mxfp8", "none",
 )  # fmt: skip
 
+GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
+"""How graphs are captured."""
+
 FLAGS = (
     Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "number", most=1024),
     Flag(("--pp-size", "--pp", "--pipeline-parallel-size"), "number", most=1024),
@@ -111,14 +116,28 @@ FLAGS = (
     Flag(("--max-total-tokens",), "tokens"),
     Flag(("--max-running-requests",), "number"),
     Flag(("--chunked-prefill-size",), "tokens", ("-1",)),
-    Flag(("--cuda-graph-max-bs",), "number"),
-    Flag(("--cuda-graph-bs",), "numbers"),
-    Flag(("--disable-cuda-graph",), "switch"),
+    Flag(("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"), "number"),
+    Flag(("--cuda-graph-bs", "--cuda-graph-bs-decode"), "numbers"),
+    Flag(("--disable-cuda-graph", "--disable-decode-cuda-graph"), "switch"),
+    Flag(("--cuda-graph-backend-decode",), "word", GRAPH_BACKENDS),
+    Flag(("--cuda-graph-backend-prefill",), "word", GRAPH_BACKENDS),
+    Flag(("--cuda-graph-config",), refused="is not read; expected --cuda-graph-max-bs-decode and its like"),
     Flag(("--kv-cache-dtype",), "word", ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")),
     Flag(("--dtype",), "word", ("auto", "bfloat16", "half", "float16", "float", "float32")),
     Flag(("--page-size",), "number", most=4096),
     Flag(("--swa-full-tokens-ratio",), "share"),
-    Flag(("--mamba-full-memory-ratio",), "share"),
+    Flag(("--mamba-full-memory-ratio",), "ratio"),
+    Flag(("--max-mamba-cache-size",), "number"),
+    Flag(
+        ("--mamba-scheduler-strategy", "--mamba-radix-cache-strategy"),
+        "word",
+        ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"),
+    ),
+    Flag(("--disable-radix-cache",), "switch"),
+    Flag(("--disable-overlap-schedule",), "switch"),
+    Flag(("--attention-backend",)),
+    Flag(("--nsa-prefill-backend", "--dsa-prefill-backend")),
+    Flag(("--nsa-decode-backend", "--dsa-decode-backend")),
     Flag(("--disable-hybrid-swa-memory",), "switch"),
     Flag(("--quantization",), "word", QUANTIZATION_WORDS),
     Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
@@ -127,14 +146,13 @@ FLAGS = (
     Flag(
         ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
     ),
+    Flag(("--speculative-draft-model-path", "--speculative-draft-model")),
+    Flag(("--speculative-num-steps",), "number", most=1000),
+    Flag(("--speculative-num-draft-tokens",), "number", most=1000),
     *(
         Flag((name,), is_idle=True)
         for name in (
-            "--speculative-draft-model-path",
-            "--speculative-draft-model",
-            "--speculative-num-steps",
             "--speculative-eagle-topk",
-            "--speculative-num-draft-tokens",
             "--speculative-attention-mode",
             "--speculative-draft-attention-backend",
             "--speculative-draft-load-format",
@@ -214,7 +232,7 @@ FLAGS = (
         switches=("--enable-double-sparsity", "--enable-hisparse"),
     ),
     *refused_flags("an online scheme", "--torchao-config", "--modelopt-quant", switches=("--quantize-and-serve",)),
-    *refused_flags("a size of states", "--mamba-ssm-dtype", "--max-mamba-cache-size"),
+    *refused_flags("a size of states", "--mamba-ssm-dtype", "--int8-mamba-ckpt-size"),
     *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio", "--num-reserved-decode-tokens"),
     *refused_flags(
         "such a model",
@@ -225,18 +243,27 @@ FLAGS = (
             "--language-only",
             "--enable-multi-layer-eagle",
             "--enable-draft-weights-cpu-backup",
-            "--enable-fp32-lm-head",
             "--mm-enable-dp-encoder",
         ),
     ),
-    Flag(("--piecewise-cuda-graph-max-tokens",), "number"),
-    Flag(("--disable-piecewise-cuda-graph",), "switch"),
-    Flag(("--piecewise-cuda-graph-tokens",), "list", is_idle=True),
+    Flag(("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"), "number"),
+    Flag(("--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"), "switch"),
+    Flag(("--piecewise-cuda-graph-tokens", "--cuda-graph-bs-prefill"), "numbers"),
     *(Flag((name,), "switch", is_idle=True) for name in ("--enable-piecewise-cuda-graph", "--enable-memory-saver")),
+    *(
+        Flag((name,), "switch")
+        for name in (
+            "--enable-torch-compile",
+            "--enable-hierarchical-cache",
+            "--enable-deterministic-inference",
+            "--enable-symm-mem",
+        )
+    ),
     Flag(("--json-model-override-args",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
     *(Flag((name,), is_idle=True) for name in IDLE),
     *(Flag((name,), "list", is_idle=True) for name in IDLE_LISTS),
     *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),
+    *NEWER_FLAGS,
 )
 
 

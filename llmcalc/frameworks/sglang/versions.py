@@ -10,7 +10,16 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...record import Record
 from ..engines.engine import EngineVersion
-from ..engines.versions import Context, EngineRecord, RuleRange, context_on, read_engine_record
+from ..engines.versions import (
+    Context,
+    EngineRecord,
+    Numbers,
+    RuleRange,
+    VersionRange,
+    context_on,
+    ranges_at,
+    read_engine_record,
+)
 
 
 class Rules(RuleRange):
@@ -18,15 +27,47 @@ class Rules(RuleRange):
 
     divided_pools: whether windowed layers and states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
+    counts_drafts: whether a draft's weights and cache are taken from the cache's memory.
     cache_scheme_of_checkpoint: whether a checkpoint's scheme for caches is used by default.
-    piecewise_graphs: whether prompts run as CUDA graphs in pieces by default, for which memory is reserved.
+    aiter_share: factor of the fraction where AMD's kernels run attention and requests are long (`aiter`).
+    raw_latents_on_amd: whether AMD's kernels read latents of 8 bits without scales.
+    prompt_graphs: whether prompts run as CUDA graphs by default, for which memory is reserved: off, compiled in pieces,
+        or with breaks.
+    latent_prompt_graphs: models with latent attention whose prompts do so too: off, those with an indexer, or all.
+    kda_prompt_graphs: whether those with Kimi delta attention do.
+    encoder_prompt_graphs: classes with encoders whose prompts do.
+    switches_all_graphs: whether `--disable-cuda-graph` disables graphs of prompts too.
+    reserves_used_graphs: whether memory is reserved only for graphs that are captured.
+    limits_graphs: whether no graph has more sequences than `--max-running-requests`, by default.
+    multimodal_mib: MiB of the cache that encoders' outputs take.
+    shares_states: whether recurrent states take a share of the memory, not a fixed number of slots.
+    states_of_drafts: copies of states for drafted tokens: of each slot, of each request, or within the states' share.
+    overlaps_states: whether a request has two further slots of states by default, where its kind of layer allows it.
+    state_padding: whether the pool of states has a slot more.
+    compressed_states: states of compressed attention (DeepSeek-V4): not supported; with the pages of windows; those of
+        long entries with requests; and so with padded pages.
     """
 
     fraction: Literal["by_tp", "by_memory", "by_reserve"]
     divided_pools: bool = False
     cache_scheme_of_checkpoint: bool = False
-    piecewise_graphs: bool = False
     draft_reserve_gib: float = 2
+    counts_drafts: bool = False
+    aiter_share: float = 1
+    raw_latents_on_amd: bool = False
+    prompt_graphs: Literal["off", "compiled", "breakable"] = "off"
+    latent_prompt_graphs: Literal["off", "selected", "all"] = "all"
+    kda_prompt_graphs: bool = True
+    encoder_prompt_graphs: tuple[str, ...] = ()
+    switches_all_graphs: bool = False
+    reserves_used_graphs: bool = False
+    limits_graphs: bool = False
+    multimodal_mib: int = 0
+    shares_states: bool = True
+    states_of_drafts: Literal["slots", "requests", "budget"] = "slots"
+    overlaps_states: bool = False
+    state_padding: bool = False
+    compressed_states: Literal["off", "pages", "requests", "paged"] = "off"
 
 
 class FractionByTp(Record):
@@ -36,7 +77,7 @@ class FractionByTp(Record):
     fraction: float
 
 
-class DeviceDefaults(Record):
+class DeviceDefaults(VersionRange):
     """Defaults of devices with less than `below_gib` GiB of memory; the TOML file explains the fields."""
 
     below_gib: float
@@ -61,11 +102,10 @@ class SGLangRecord(EngineRecord[Rules]):
     context: tuple[Context, ...] = Field(min_length=1)
     ratios: Ratios
 
-    def defaults(self, gib: float) -> DeviceDefaults:
-        """Returns the defaults of a device with `gib` GiB of memory."""
-        return next(
-            (device_defaults for device_defaults in self.devices if gib < device_defaults.below_gib), self.devices[-1]
-        )
+    def defaults(self, version: Numbers, gib: float) -> DeviceDefaults:
+        """Returns a version's defaults of a device with `gib` GiB of memory."""
+        rows = ranges_at(self.devices, version)
+        return next((device_defaults for device_defaults in rows if gib < device_defaults.below_gib), rows[-1])
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the device memory in use before the weights are loaded, from logs."""

@@ -21,7 +21,7 @@ from ..engines.flags import AUTO
 from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
-from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes
+from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes, scales_latents, stores_latents_in_float8
 from .compressed_blocks import BLOCK as COMPRESSED_BLOCK
 from .compressed_blocks import compressed_layers, compressed_pool
 from .encoder_run import (
@@ -95,6 +95,8 @@ class Server(EngineServer):
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
         "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
+    default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
+    halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -282,13 +284,6 @@ class Server(EngineServer):
         return replace(self.layout, dp=self.dp)
 
     @property
-    def dtype(self) -> str | None:
-        """The number format of weights and activations; None for the published one."""
-        if self.flags.get("dtype", "auto") == "auto" and self.published_dtype == "float32":
-            return "bfloat16"  # vllm/config/model.py, `_get_and_verify_dtype`: float32 models run in half precision
-        return super().dtype
-
-    @property
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
@@ -317,6 +312,16 @@ class Server(EngineServer):
                 return self.rules.chunk_above_32k
             return max(self.longest_request, default)
         return max(default, int(self.flags.get("max_num_seqs", 1)))
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """The tokens that a window holds beside its own: those of the batches that are scheduled at once."""
+        if not self.rules.reserves_batches_in_flight:
+            return self.max_num_batched_tokens
+        finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        is_async = self.flags.get("async_scheduling", not finds_drafts)
+        batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        return batches * self.max_num_batched_tokens
 
     @property
     def decoded_tokens(self) -> int:
@@ -431,6 +436,8 @@ class Server(EngineServer):
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
+        if word in ("", *AUTO) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
+            return Fraction(1)
         return Fraction(self.cached_element_bytes)
 
     def compressed_pool(self, rank: EngineRank) -> BlockPool | None:
@@ -468,6 +475,7 @@ class Server(EngineServer):
             draft_caches,
             self.context_ranks,
             state_blocks(rank, self.state_rules, self.hardware, self.flags, self.speculation.tokens, self.block_size),
+            scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured_or_computed("cuda_graphs", self.graph_bytes(rank.number_of_layers))
@@ -557,7 +565,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
-    length, chunk = server.longest_request, server.max_num_batched_tokens
+    length, chunk = server.longest_request, server.tokens_in_flight
     concurrency = pool.max_concurrency(blocks, length, chunk)
     message = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
@@ -589,7 +597,7 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
     if stage.available <= 0:
         return messages["no_cache"]
     if concurrency < 1:
-        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
+        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.tokens_in_flight, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
         return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
@@ -620,6 +628,4 @@ def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, 
     """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
     server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest_stage.pool.longest_request(
-        fullest_stage.blocks, server.max_num_batched_tokens, server.longest_request
-    )
+    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ...accelerator import Hardware
 from ...components.mixers.attention import Attention
 from ...errors import InputError
 from ..engines.rank import EngineRank, mixers
@@ -23,6 +24,32 @@ FIRST_VERSION = (0, 20)
 """First version that may have them: 0.19 has none, 0.33 has all."""
 
 SCALE_BYTES = 4
+
+PLAIN_LATENTS_FROM = (0, 19)
+"""First version that was read in which FlashInfer's kernel reads latents of 8 bits without scales."""
+
+FLOAT8_LATENTS_FROM = (0, 24)
+"""First version in which accelerators of compute capability 12 store latents in 8 bits by default."""
+
+
+def scales_latents(hardware: Hardware, version: tuple[int, ...], backend: str) -> bool:
+    """Whether latents of 8 bits beside an indexer have scales (`fp8_ds_mla`).
+
+    FlashMLA reads them so; accelerators of compute capability 10 prefer FlashInfer's kernel (platforms/cuda.py,
+    `_get_backend_priorities`). backend: `--attention-backend`.
+    """
+    if backend:
+        return backend.upper() != "FLASHINFER_MLA_SPARSE"
+    return version < PLAIN_LATENTS_FROM or not _has_capability(hardware, 10)
+
+
+def stores_latents_in_float8(hardware: Hardware, version: tuple[int, ...]) -> bool:
+    """Whether latents beside an indexer have 8 bits by default (`_canonicalize_sparse_mla_kv_cache_dtype`)."""
+    return version >= FLOAT8_LATENTS_FROM and _has_capability(hardware, 12)
+
+
+def _has_capability(hardware: Hardware, major: int) -> bool:
+    return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major
 
 
 def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:

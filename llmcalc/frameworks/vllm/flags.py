@@ -20,7 +20,7 @@ QUANTIZATION_WORDS = (
 
 IDLE = """
     --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
-    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count --attention-backend
+    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count
     --aux-output-config --chat-template --chat-template-content-format --code-revision
     --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
     --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
@@ -66,7 +66,7 @@ IDLE_LISTS = """
 """Flags with several values that change no memory of a device."""
 
 IDLE_SWITCHES = """
-    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization --async-scheduling
+    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization
     --calculate-kv-scales --cohere-is-reasoning-model --cudagraph-metrics --data-parallel-external-lb
     --data-parallel-hybrid-lb --data-parallel-multi-port-external-lb --dcp-q-replicate --disable-async-output-proc
     --disable-cascade-attn --disable-chunked-mm-input --disable-custom-all-reduce --disable-fastapi-docs
@@ -114,6 +114,7 @@ FLAGS = (
     Flag(("--quantization", "-q"), "word", QUANTIZATION_WORDS),
     Flag(("--enforce-eager",), "switch"),
     Flag(("--block-size",), "number", most=4096),
+    Flag(("--attention-backend",)),
     Flag(("--cpu-offload-gb",), "gib"),
     Flag(("--language-model-only",), "switch"),
     Flag(("--limit-mm-per-prompt",), "table"),
@@ -139,6 +140,7 @@ FLAGS = (
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--enable-prefix-caching",), "switch"),
+    Flag(("--async-scheduling",), "switch"),
     Flag(("--mm-processor-kwargs",), "table"),
     Flag(("--skip-mm-profiling",), "switch"),
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),

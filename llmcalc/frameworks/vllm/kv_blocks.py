@@ -1,6 +1,7 @@
 """The blocks of vLLM's KV cache (v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `get_kv_cache_config_from_groups`).
 
-Layers of one kind need blocks of equal bytes. A model with several kinds has groups of as many layers as the smallest
+Blocks of all layers have equal bytes: those of layers with fewer elements a token have more tokens
+(`unify_kv_cache_spec_page_size`). A model with several kinds of layers has groups of as many layers as the smallest
 kind has, and all groups take blocks from one pool.
 """
 
@@ -34,7 +35,7 @@ class Group:
     block: int | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows hold too."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows hold too."""
         block = self.block or block
         if self.states is not None:
             return self.groups * self.states.of_request(length, block)
@@ -110,6 +111,7 @@ def block_pool(
     drafted: Sequence[TokenCache] = (),
     context_ranks: int = 1,
     state_blocks: StateBlocks = CURRENT_STATE,
+    has_scaled_latents: bool = True,
 ) -> BlockPool:
     """Returns the block pool of a rank's KV cache.
 
@@ -117,6 +119,7 @@ def block_pool(
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
     state_blocks: how recurrent states are kept.
+    has_scaled_latents: whether latents of 8 bits beside an indexer have scales.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
@@ -126,11 +129,11 @@ def block_pool(
     if states and not rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not rules.grouped_layers or has_full_windows:
-        layers = sum(cache.layers for cache in caches)
-        widest = max(cache.width for cache in caches)
-        caches = [TokenCache("attention", layers, None, widest)]
+        caches = [cache._replace(window=None) for cache in caches]
     if all(cache.window is None for cache in caches) and not states:
-        token_bytes = math.ceil(sum(cache.layers * rank.token_bytes(cache, element_bytes) for cache in caches))
+        token_bytes = math.ceil(
+            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in caches)
+        )
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
@@ -147,20 +150,30 @@ def _pool_of_layer_groups(
     state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    layers_by_window: dict[int | None, int] = {}
+    widest = max(cache.width for cache in caches)
+    layers_by_kind: dict[tuple[int | None, int], int] = {}
     for cache in caches:
-        layers_by_window[cache.window] = layers_by_window.get(cache.window, 0) + cache.layers
-    token_bytes = math.ceil(max(cache.width for cache in caches) * element_bytes)
+        if widest % cache.width:
+            raise InputError(
+                f"--engine vllm: keys and values of {cache.width} elements beside {widest} are not modelled; expected "
+                "a divisor"
+            )
+        kind = cache.window, widest // cache.width
+        layers_by_kind[kind] = layers_by_kind.get(kind, 0) + cache.layers
+    token_bytes = math.ceil(widest * element_bytes)
     state_layers = max((state.layers for state in states), default=0)
     if states:
         state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
         alignment = state_blocks.alignment
         tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
         block_size = max(block_size, tokens)
-    counts = [*layers_by_window.values(), *([state_layers] if states else [])]
+    counts = [*layers_by_kind.values(), *([state_layers] if states else [])]
     smallest_count, largest_count = min(counts), max(counts)
     layers_per_group = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
-    groups = [Group(-(-layers // layers_per_group), window) for window, layers in layers_by_window.items()]
+    groups = [
+        Group(-(-layers // layers_per_group), window, block=ratio * block_size)
+        for (window, ratio), layers in layers_by_kind.items()
+    ]
     if states:
         groups.append(Group(-(-state_layers // layers_per_group), None, state_blocks))
     return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(groups))

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, MissingExtra
-from ...sources.preset import Preset
-from ..engines.rank import EngineRank
+from ...errors import InputError
+from ..engines.rank import EngineRank, architectures
 from ..engines.versions import Numbers, ranges_at
 from .versions import Rules, SecondRunner, VLLMRecord
 
@@ -61,19 +60,6 @@ def _is_default_runner(
         return is_named or (is_dense and not rank.state_caches)
     is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
     return is_named and (runner_rules.models == "named" or (is_dense and not is_quantized))
-
-
-def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
-    if preset.config is not None:
-        class_names = preset.config.get("architectures")
-        return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    try:
-        from ...sources.to_hf import to_config
-
-        return tuple(to_config(preset.model).get("architectures", ()))
-    except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
-        return ()
 
 
 def rules_with(rules: Rules, runner: SecondRunner) -> Rules:

@@ -102,21 +102,6 @@ def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _convolution_tokens(part))}
-    if len(kernels) != 1:
-        return rank.state_caches
-    kernel = kernels.pop()
     if any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model)):
         drafted = 0
-    return [
-        state._replace(bytes=state.bytes * (kernel - 1 + drafted) // kernel) if state.kind == "conv_state" else state
-        for state in rank.state_caches
-    ]
-
-
-def _convolution_tokens(part: Any) -> int:
-    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
-    for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
-        if (kernel := getattr(part, field, None)) is not None:
-            return int(kernel)
-    return 0
+    return rank.stored_states(drafted)

@@ -38,6 +38,7 @@ class Rules(RuleRange):
     checks_free_memory: bool = False
     printed_tokens: Literal["blocks x block_size", "blocks // groups x block_size", "max_concurrency x max_model_len"]
     chunk_above_32k: int = 2048
+    reserves_batches_in_flight: bool = False
 
 
 class SecondRunner(VersionRange):

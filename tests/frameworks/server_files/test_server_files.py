@@ -89,7 +89,12 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
                 "kv_transfer_config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
             },
         ),
-        ("sglang", "0.5.9", "Qwen/Qwen3-8B", {"tp_size": "1", "mem_fraction_static": "0.8"}),
+        (
+            "sglang",
+            "0.5.9",
+            "Qwen/Qwen3-8B",
+            {"tp_size": "1", "mem_fraction_static": "0.8", "attention_backend": "triton"},
+        ),
     ],
     "compose.yml": [
         (

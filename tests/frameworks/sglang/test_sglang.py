@@ -8,6 +8,8 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.sglang.budget import Server
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
 
@@ -53,10 +55,132 @@ def test_windowed_layers_have_a_smaller_pool() -> None:
     assert answer.kv_tokens == int(left // (12 * 1.8 * 8 * 64 * 2 * 2))
 
 
+CELL = 8 * 4 * 256 * 2 * 2
+"""Bytes of a token of Qwen3.5 9B: 8 layers of attention, 4 key heads of 256, keys and values."""
+
+SLOT = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+"""Bytes of its states: 24 layers of 32 heads of 128 x 128 in float32, and three inputs of a convolution of 8,192."""
+
+
+def states(version: str = "0.5.20", **flags: Any) -> tuple[int, int]:
+    """The bytes for states and cache, and those that the cache's tokens take."""
+    answer = memory("qwen3.5-9b", version=version, mem_fraction_static=0.9, **flags)
+    return answer.bytes_of("kv_cache"), answer.kv_tokens * CELL
+
+
 def test_states_take_their_share() -> None:
-    answer = memory("qwen3.5-9b", mem_fraction_static=0.9)
-    # 8 layers of attention, 4 key heads of 256; states take 0.9 of 1.9
-    assert answer.kv_tokens == int(answer.bytes_of("kv_cache") / 1.9) // (8 * 4 * 256 * 2 * 2)
+    """Of 1.9 parts 0.9, in whole slots; from 0.5.20 on one slot more is allocated."""
+    for version, padding in (("0.5.9", 0), ("0.5.20", 1)):
+        available, cache = states(version)
+        slots = int((available * 0.9 / 1.9 - padding * SLOT) // SLOT)
+        assert cache == (available - SLOT * (slots + padding)) // CELL * CELL
+    answer = memory("qwen3.5-9b", mem_fraction_static=0.9, context_length=2048)
+    assert answer.max_concurrency == slots // 5  # a request takes five slots
+    assert any(f"{slots:,} slots of recurrent states" in note for note in answer.notes)
+
+
+def test_a_number_of_slots() -> None:
+    available, cache = states(max_mamba_cache_size=40)
+    assert cache == (available - 41 * SLOT) // CELL * CELL
+    available, cache = states(disable_radix_cache=True, max_running_requests=16)
+    assert cache == (available - 17 * SLOT) // CELL * CELL
+    refused = memory("qwen3.5-9b", mem_fraction_static=0.9, max_mamba_cache_size=2)
+    assert not refused.starts
+    assert "state cache" in refused.message
+
+
+def test_states_of_drafted_tokens() -> None:
+    """Four tokens of each running request have states too, and a token of the cache a layer more."""
+    available, cache = states("0.5.12", max_running_requests=8, speculative_algorithm="nextn")
+    left = available - 8 * 4 * SLOT
+    assert cache == (left - int(left * 0.9 / 1.9 // SLOT) * SLOT) // CELL * CELL
+    available, cache = states("0.5.18", max_running_requests=8, speculative_algorithm="nextn")
+    slots = int(available * 0.9 / 1.9 // (SLOT * (1 + 4 / 5)))
+    left = available - SLOT * (slots + min(8, slots // 5) * 4)
+    assert cache == left // (CELL * 9 // 8) * CELL
+
+
+def test_drafts_are_counted_from_0_5_14_on() -> None:
+    older, newer = (
+        memory("qwen3.5-9b", version=version, mem_fraction_static=0.9, speculative_algorithm="nextn")
+        for version in ("0.5.13", "0.5.14")
+    )
+    plain = memory("qwen3.5-9b", version="0.5.14", mem_fraction_static=0.9)
+    assert older.bytes_of("weights") == plain.bytes_of("weights") < newer.bytes_of("weights")
+    llama = {"version": "0.5.18", "mem_fraction_static": 0.8, "speculative_algorithm": "standalone"}
+    drafted = memory(speculative_draft_model_path="llama3.2-1b", **llama)
+    alone = memory(version="0.5.18", mem_fraction_static=0.8)
+    # 16 of the draft's layers beside 32
+    assert drafted.kv_tokens == drafted.bytes_of("kv_cache") // (48 * 8 * 128 * 2 * 2)
+    assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
+
+
+def test_models_in_float32_run_in_half_precision() -> None:
+    """OLMo 2 is published in float32: 7.3 B parameters."""
+    assert memory("olmo2-7b").bytes_of("weights") == pytest.approx(2 * 7.3e9, rel=0.01)
+
+
+def test_latents_beside_an_indexer() -> None:
+    """Of 61 layers: 512 elements of 8 bits with four scales and 64 of 16 bits, and an indexer's key of 132 bytes."""
+    chosen = {"tp_size": 8, "mem_fraction_static": 0.9, "kv_cache_dtype": "fp8_e4m3"}
+    for hardware, version, latent in (
+        ("h200", "0.5.20", 512 + 16 + 128),
+        ("b200", "0.5.20", 576),
+        ("mi355x", "0.5.20", 576),
+        ("mi355x", "0.5.9", 656),
+    ):
+        answer = memory("deepseek-v3.2", hardware, version, **chosen)
+        assert answer.kv_tokens == answer.bytes_of("kv_cache") // (61 * (latent + 132))
+    raw = memory("deepseek-v3.2", "h200", dsa_decode_backend="trtllm", **chosen)
+    assert raw.kv_tokens == raw.bytes_of("kv_cache") // (61 * (576 + 132))
+
+
+def test_amd_keeps_memory_for_long_requests() -> None:
+    """https://github.com/sgl-project/sglang, server_args.py: the fraction is 0.85 of what is set."""
+    long, short = (memory(hardware="mi355x", mem_fraction_static=0.8, context_length=n) for n in (8193, 8192))
+    assert long.bytes_of("budget") == pytest.approx(0.85 * short.bytes_of("budget"), abs=2)
+    kept = [
+        memory("kimi-k2", hardware="mi355x", mem_fraction_static=0.8, tp_size=tp).bytes_of("budget") for tp in (4, 8)
+    ]
+    assert kept[0] / kept[1] == pytest.approx(0.85, rel=0.01)  # 16 heads of a rank, and 8
+
+
+def test_graphs_that_are_not_captured_need_no_reserve() -> None:
+    def reserve(version: str, **flags: Any) -> float:
+        fraction = memory(version=version, chunked_prefill_size=4096, hardware="l4", **flags).assumed
+        return (1 - float(fraction["--mem-fraction-static"])) * find_hardware("l4").memory_bytes / GIB
+
+    for version, is_whole in (("0.5.13", False), ("0.5.14", True)):
+        prompts = reserve(version, disable_cuda_graph=True) - reserve(version, disable_piecewise_cuda_graph=True)
+        assert (prompts == 0) == is_whole
+    off = reserve("0.5.16", disable_cuda_graph=True)
+    assert reserve("0.5.16", disable_prefill_cuda_graph=True) - off == pytest.approx(24 * 2 / 1024, abs=0.03)
+    assert reserve("0.5.20", disable_prefill_cuda_graph=True) - off == pytest.approx(48 * 2 / 1024, abs=0.03)
+    assert reserve("0.5.22", disable_prefill_cuda_graph=True, max_running_requests=4) - off < 0.03
+
+
+def test_compressed_attention_of_a_log() -> None:
+    """index:54684172587, DeepSeek-V4-Flash: 15,955.85 bytes of a token; 45.78 and 19.58 GiB hold so many tokens."""
+    record, version = engine_and_version("sglang==0.5.12")
+    server = Server(llmcalc.load("deepseek-v4-flash"), find_hardware("rtx-pro-6000"), version, {"tp_size": 8})
+    rank = server.rank(0)
+    for gib, tokens in ((45.78, 3_080_960), (19.58, 1_317_632)):
+        assert server.tokens_in(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
+    assert record.name == "sglang"
+
+
+def test_states_of_compressed_attention_belong_to_requests() -> None:
+    """From 0.5.15 on 128 states of each of 4,096 requests and one more; 20 layers of 2 x 512 float32."""
+    chosen = {"target": "deepseek-v4-flash", "hardware": "h200", "tp_size": 8, "mem_fraction_static": 0.8}
+    many, few = (memory(version="0.5.17", **chosen, **flags) for flags in ({}, {"max_running_requests": 64}))
+    more = (4097 - 65) * 128 * 2 * 512 * 4 * 20
+    of_token = 15955.85 - 0.1 * 2 * 512 * 4 * 20
+    assert few.kv_tokens - many.kv_tokens == pytest.approx(more / of_token, rel=0.001)
+    assert memory(version="0.5.23", **chosen, max_running_requests=64).kv_tokens > few.kv_tokens
+    with pytest.raises(InputError, match=r"from SGLang 0\.5\.12 on"):
+        memory(version="0.5.11", **chosen)
+    with pytest.raises(InputError, match="--kv-cache-dtype: of compressed attention"):
+        memory(kv_cache_dtype="bf16", **chosen)
 
 
 def test_tokens_of_a_log() -> None:
@@ -96,7 +220,12 @@ def test_tokens_of_a_log() -> None:
             {"target": "qwen3-30b-a3b", "kt_weight_path": "/w", "enable_dp_attention": True, "dp_size": 2, "tp": 2},
             "--enable-dp-attention: with --kt-weight-path",
         ),
-        ({"speculative_algorithm": "EAGLE", "target": "qwen3.5-9b"}, "states of drafted tokens"),
+        ({"speculative_algorithm": "EAGLE"}, "the model has no modules that draft; expected --speculative-draft-model"),
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/no/draft"}, "cannot be read"),
+        (
+            {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "llama3.2-1b"},
+            "reads no hidden states of its target; expected --speculative-algorithm standalone",
+        ),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -130,11 +259,11 @@ def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
     def reserve(**flags: Any) -> float:
         return SHOWN * (1 - float(memory(**flags).assumed["--mem-fraction-static"]))
 
-    off = {"version": "0.5.20", "disable_piecewise_cuda_graph": True}
+    off = {"version": "0.5.10", "disable_piecewise_cuda_graph": True}
     eagle = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/y"}
     assert reserve(version="0.5.5", **eagle) - reserve(version="0.5.5") == pytest.approx(2, abs=0.08)
-    assert reserve(version="0.5.20", **eagle) - reserve(**off) == pytest.approx(4, abs=0.08)
-    assert reserve(version="0.5.20", speculative_algorithm="ngram") == reserve(**off)
+    assert reserve(version="0.5.10", **eagle) - reserve(**off) == pytest.approx(4, abs=0.08)
+    assert reserve(version="0.5.10", speculative_algorithm="ngram") == reserve(**off)
 
 
 def test_latent_attention_has_a_reserve_of_its_own() -> None:
@@ -249,3 +378,26 @@ def test_dense_networks_that_each_rank_has_whole() -> None:
     assert more == pytest.approx((matrices + matrices // 128**2 * 4) * 7 / 8, rel=0.001)
     with pytest.raises(InputError, match="--moe-dense-tp-size: with --pp-size is not modelled"):
         memory(moe_dense_tp_size=1, pp_size=2, **chosen)
+
+
+def test_encoders_take_a_part_of_the_cache_from_0_5_18_on() -> None:
+    chosen = {"target": "gemma3-27b", "mem_fraction_static": 0.9}
+    older, newer, pool = (
+        memory(version=version, **chosen, **flags)
+        for version, flags in (("0.5.17", {}), ("0.5.18", {}), ("0.5.18", {"mm_feature_transport": "cuda_ipc"}))
+    )
+    assert older.bytes_of("kv_cache") - newer.bytes_of("kv_cache") == 100 * 2**20 == newer.bytes_of("profile_run")
+    assert newer.bytes_of("kv_cache") - pool.bytes_of("kv_cache") == GIB
+    text = memory(version="0.5.18", language_model_only=True, **chosen)
+    assert text.bytes_of("profile_run") == 0
+    assert text.bytes_of("weights") < newer.bytes_of("weights")
+
+
+def test_flags_of_newer_versions() -> None:
+    assert memory(fp8_gemm_runner_backend="triton", retraction_policy="length").starts
+    with pytest.raises(InputError, match="--dcp-size: what it changes in memory: not modelled"):
+        memory(dcp_size=2)
+
+
+def test_a_model_without_a_context_length() -> None:
+    assert memory("bloom-560m").assumed["--context-length"] == 2048

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -34,6 +35,7 @@ class Pool(NamedTuple):
 
 TWO_3090 = {"tensor_parallel_size": 2, "kv_cache_dtype": "fp8", "max_num_seqs": 2}
 PREFIXES = {"enable_prefix_caching": True}
+DRAFTS = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
 POOLS = (
     Pool(
         "index:57769339834",
@@ -88,6 +90,44 @@ POOLS = (
         TWO_3090 | {"max_model_len": 131_072},
         4.99,
         302_921,
+    ),
+    Pool(
+        "https://github.com/noonghunna/club-3090/pull/594",
+        "qwen3.6-27b",
+        "0.24.0",
+        "rtx-3090",
+        PREFIXES | TWO_3090 | DRAFTS | {"max_model_len": 262_144},
+        5.33,
+        300_220,
+    ),
+    Pool(
+        "https://github.com/noonghunna/club-3090/issues/602",
+        "qwen3.6-27b",
+        "0.24.0",
+        "rtx-3090",
+        PREFIXES | TWO_3090 | DRAFTS | {"max_model_len": 262_144, "kv_cache_dtype": "int8_per_token_head"},
+        5.23,
+        289_661,
+    ),
+    Pool(
+        "index:53530895476",
+        "qwen3.5-122b-a10b",
+        "0.19.0",
+        "dgx-spark",
+        PREFIXES
+        | {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+        | {"kv_cache_dtype": "fp8", "max_model_len": 262_144, "max_num_seqs": 8},
+        24.05,
+        482_080,
+    ),
+    Pool(
+        "index:69808241206",
+        "gemma4-e2b",
+        "0.25.0",
+        "rtx-5090",
+        {"max_model_len": 32_768, "max_num_batched_tokens": 8192},
+        0.9339,
+        106_443,
     ),
     Pool(
         "https://github.com/vllm-project/vllm/issues/28228",
@@ -173,12 +213,36 @@ def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.source)
-def test_tokens_of_a_cache_beside_recurrent_states_are_exact(pool: Pool) -> None:
-    """The logs print the cache's size to 0.01 GiB, which is less than a block."""
+def test_tokens_of_a_cache_of_several_kinds_of_layers_are_exact(pool: Pool) -> None:
+    """The logs print the cache's size to 0.01 GiB: less than a block, but for Gemma 4's (0.93; 10,200 blocks)."""
     record, version = engine_and_version(f"vllm=={pool.version}")
     flags = {**pool.flags, "kv_cache_memory_bytes": int(pool.kv_gib * GIB)}
     memory = record.memory_on(llmcalc.load(pool.target), find_hardware(pool.hardware), version, flags)
     assert memory.kv_tokens == pool.kv_tokens
+
+
+@pytest.mark.parametrize(("version", "longest"), [("0.25.1", 262_144), ("0.26.0", 58_368)])
+def test_the_longest_request_of_layers_with_windows_is_that_of_a_log(version: str, longest: int) -> None:
+    """https://github.com/vllm-project/vllm/issues/49878: from 0.26 on the windows hold the tokens of two batches."""
+    record, numbers = engine_and_version(f"vllm=={version}")
+    flags = {"max_model_len": 262_144, "max_num_batched_tokens": 32_768, "kv_cache_memory_bytes": 52_613_349_376}
+    memory = record.memory_on(llmcalc.load("gemma4-31b"), find_hardware("rtx-pro-6000"), numbers, flags)
+    assert memory.starts is (longest == 262_144)
+    if not memory.starts:
+        assert memory.message.endswith(f"the longest that fits is {longest}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches"),
+    [({}, 2), ({"async_scheduling": False}, 1), ({"speculative_config": {"method": "ngram"}}, 1)],
+)
+def test_windows_hold_the_tokens_of_batches_in_flight(flags: dict[str, Any], batches: int) -> None:
+    record, version = engine_and_version("vllm==0.26.0")
+    length, batch, window, block = 65_536, 8192, 1024, 16
+    fixed = {"max_model_len": length, "max_num_batched_tokens": batch, "kv_cache_memory_bytes": 40 * 2**30}
+    memory = record.memory_on(llmcalc.load("gemma4-31b"), find_hardware("h100"), version, fixed | flags)
+    windows = 5 * (math.ceil((window - 1 + batches * batch) / block) + 1)
+    assert memory.max_concurrency == pytest.approx(memory.blocks / (length // (2 * block) + windows))
 
 
 class EncoderPeak(NamedTuple):

@@ -585,8 +585,14 @@ def test_sparse_attention_reserves_a_workspace() -> None:
         # 132 bytes of an indexer's key: [158][4372, 64, 132] in a start-up of GLM-5 (LMCache's issue 3339, vLLM 0.21)
         ("vllm", "h200", {}, 61 * (2 * 576 + 132)),
         ("vllm", "h200", {"kv_cache_dtype": "fp8"}, 61 * (656 + 132)),  # v1/kv_cache_interface.py, `MLAAttentionSpec`
+        ("vllm", "b200", {"kv_cache_dtype": "fp8"}, 61 * (576 + 132)),  # FlashInfer's kernel
+        ("vllm", "b200", {"kv_cache_dtype": "fp8", "attention_backend": "FLASHMLA_SPARSE"}, 61 * (656 + 132)),
+        ("vllm", "b200", {}, 61 * (2 * 576 + 132)),
+        ("vllm", "rtx-pro-6000", {"cpu_offload_gb": 40}, 61 * (656 + 132)),  # float8 by default from 0.24 on
         ("sglang", "h200", {}, 61 * (2 * 576 + 132)),
-        ("sglang", "b200", {}, 61 * (656 + 132)),  # srt/server_args.py: float8 on Blackwell by default
+        # srt/server_args.py: float8 without scales on Blackwell by default; 186.50 GiB of 4,636,736 tokens on B300s
+        # (index:61709910096)
+        ("sglang", "b200", {}, 61 * (576 + 132)),
         ("tensorrt-llm", "h200", {}, 61 * (2 * 576 + 132)),
     ],
 )

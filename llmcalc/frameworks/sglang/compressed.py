@@ -1,0 +1,150 @@
+"""The pools of SGLang's cache for compressed attention (DeepSeek-V4): `DSV4PoolConfigurator`.
+
+A token has its entries in each layer and, for a share of the tokens, the keys of a window with the states from which
+the next entries are computed. From 0.5.15 on the states of entries of many tokens belong to requests, and take a fixed
+part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...components.mixers.compressed import CompressedAttention
+from ...errors import InputError
+from ...parallel.layout import ImpossibleLayout
+from ..engines.rank import EngineRank, mixers, scaled_bytes
+from .versions import Rules
+
+PAGE = 256
+"""Tokens of a page."""
+
+STATE_PAGE = 128
+"""Tokens of the window for which a page of states is kept, to 0.5.20."""
+
+ALIGNMENT = 576
+"""Bytes of which a page is a multiple, from 0.5.21 on."""
+
+WINDOW_SHARE = 0.1
+"""Default of `--swa-full-tokens-ratio` for these models."""
+
+SHORT, LONG = 4, 128
+"""Tokens of an entry: of the entries with an indexer, and of the others."""
+
+FLOAT32_BYTES = 4
+
+DRAFTING_LAYERS = 1
+"""Layers that draft, which `compress_ratios` of a config lists behind the model's."""
+
+EVICTION_INTERVAL = 128
+"""Tokens after which a request's window gives slots back (SGLANG_SWA_EVICTION_INTERVAL)."""
+
+
+class Sizes(NamedTuple):
+    """The sizes of a rank's caches.
+
+    layers: of the model, and the layer that drafts. short, long: layers with entries of 4 tokens, and of 128.
+    width: elements of a key. key: its bytes. index_width: elements of an indexer's key. window: tokens of a window.
+    """
+
+    layers: int
+    short: int
+    long: int
+    width: int
+    key: int
+    index_width: int
+    window: int
+
+
+def has_compressed_attention(rank: EngineRank) -> bool:
+    """Whether the model has compressed attention."""
+    return any(isinstance(mixer, CompressedAttention) for mixer, _ in mixers(rank.preset.model))
+
+
+def _sizes(rank: EngineRank) -> Sizes:
+    """Returns the sizes of a rank's caches. Raises `InputError` for entries of other lengths."""
+    parts = [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+    if rank.layout.pp > 1:
+        raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
+    rates = {mixer.compress_rate for mixer, _ in parts}
+    if not rates <= {None, SHORT, LONG}:
+        raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT} or {LONG}")
+    first = parts[0][0]
+    unrotated = first.head_dim - first.qk_rope_head_dim
+    indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
+    return Sizes(
+        layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
+        short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT),
+        long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG),
+        width=int(first.head_dim),
+        key=unrotated + 2 * first.qk_rope_head_dim + unrotated // 64 + 1,
+        index_width=int(indexes[0]) if indexes else 0,
+        window=int(first.sliding_window),
+    )
+
+
+def compressed_tokens(
+    rank: EngineRank,
+    rules: Rules,
+    flags: Mapping[str, Any],
+    available: int,
+    requests: int | None,
+    replicas: int,
+    length: int,
+    chunk: int,
+    drafted: int,
+) -> int:
+    """Returns the tokens of a cache with compressed attention.
+
+    flags: values of SGLang's flags by their fields. available: bytes for the cache. requests: the most requests that
+    run at once, None without a limit. replicas: replicas of attention. length: tokens of the longest request.
+    chunk: tokens of a prompt's chunk. drafted: drafted tokens that a request verifies at once.
+    Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
+    """
+    if rules.compressed_states == "off":
+        raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
+    sizes = _sizes(rank)
+    is_paged = rules.compressed_states == "paged"
+    share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
+    rings = (16, 256) if drafted else (8, 128)
+    of_short_states = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
+    of_long_states = 2 * sizes.width * FLOAT32_BYTES * sizes.long
+    window_token = _page(sizes.key, 1, is_paged) * sizes.layers
+    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * of_short_states
+    entries = (_page(sizes.key, SHORT, is_paged) + scaled_bytes(sizes.index_width)) / SHORT * sizes.short
+    entries += _page(sizes.key, LONG, is_paged) / LONG * sizes.long
+    grown = (sizes.layers + 1) / sizes.layers if drafted else 1  # a layer that drafts
+    running = None if requests is None else max(1, requests // replicas)
+    fixed = 0.0
+    if is_paged and running is not None and "swa_full_tokens_ratio" not in flags:
+        share = 0
+        fixed = grown * window_token * _window_slots(sizes, flags, running, chunk, drafted)
+    of_token = grown * (share * window_token + entries)
+    if rules.compressed_states == "pages":
+        of_token += grown * share * rings[1] / STATE_PAGE * of_long_states
+    else:
+        if running is None:
+            tokens = int(available / of_token)
+            running = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
+        rows = (running + 1) * rings[1] + rings[1] + 1
+        fixed += -(-rows // LONG) * LONG * of_long_states
+    return int(max(0, available - fixed) / of_token) // PAGE * PAGE
+
+
+def _page(key_bytes: int, rate: int, is_paged: bool) -> float:
+    """Returns the bytes of an entry, with its part of the padding of a page. rate: tokens of an entry."""
+    if not is_paged:
+        return key_bytes
+    entries = PAGE // rate
+    return -(-entries * key_bytes // ALIGNMENT) * ALIGNMENT / entries
+
+
+def _window_slots(sizes: Sizes, flags: Mapping[str, Any], running: int, chunk: int, drafted: int) -> int:
+    """Returns the slots of the window's keys that `running` requests and cached prefixes take."""
+    trailing = sizes.window + EVICTION_INTERVAL * max(1, drafted) + PAGE
+    decoding = 2 * -(-max(1, drafted) // PAGE) * PAGE if drafted else PAGE
+    chunks = 1 if flags.get("disable_overlap_schedule") else 2
+    slots = (trailing + decoding) * running + chunks * chunk + PAGE
+    if not flags.get("disable_radix_cache"):
+        slots += 4 * running * (sizes.window + PAGE)
+    return -(-slots // PAGE) * PAGE

@@ -1,0 +1,97 @@
+"""Speculative decoding in SGLang: drafted tokens, and the model that drafts them.
+
+To 0.5.13 the default fraction reserves memory for the draft, which is loaded after the cache is sized. From 0.5.14 on
+its weights are loaded before, and a token of the cache has the draft's layers too, each as wide as one of the target's
+(model_executor/pool_configurator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...costs.draft import check_draft, states_of
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ...sources.target import load
+
+WITHOUT_WEIGHTS = ("ngram",)
+"""Algorithms that draft without a model."""
+
+USUAL_REQUESTS = 48
+"""Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
+
+FLAG = "--speculative-draft-model-path"
+
+
+class Drafts(NamedTuple):
+    """The settings of speculative decoding.
+
+    tokens: drafted tokens that a request verifies at once; 0 without drafts.
+    with_mtp: whether the model's own modules draft. draft: the draft model; None without one, or if it is not counted.
+    """
+
+    tokens: int = 0
+    with_mtp: bool = False
+    draft: Preset | None = None
+
+
+NONE = Drafts()
+
+
+def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]) -> Drafts:
+    """Returns the speculative decoding of a server's flags.
+
+    is_counted: whether the version takes the draft from the cache's memory.
+    architectures: names of the model's classes.
+    Raises `InputError` where a draft is counted and cannot be read.
+    """
+    algorithm = flags.get("speculative_algorithm")
+    if algorithm is None:
+        return NONE
+    tokens = _verified_tokens(flags, str(algorithm), architectures)
+    if algorithm in WITHOUT_WEIGHTS or not is_counted:
+        return Drafts(tokens)
+    path = flags.get("speculative_draft_model_path")
+    if path is None:
+        if preset.model.mtp is None:
+            raise InputError(
+                f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
+            )
+        return Drafts(tokens, with_mtp=True)
+    try:
+        draft = path if isinstance(path, Preset) else load(path)
+    except InputError as error:
+        raise InputError(
+            f"{FLAG}: {shown(path)} cannot be read ({str(error)[:200]}); expected a preset, a folder or a hub id"
+        ) from None
+    if algorithm != "standalone" and states_of(draft.model) is None:
+        if preset.model.mtp is None:
+            raise InputError(
+                f"{FLAG}: {draft.name} reads no hidden states of its target; expected --speculative-algorithm "
+                "standalone"
+            )
+        return Drafts(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
+    check_draft(preset.model, draft.model, preset.name, f"{FLAG}: {draft.name}")
+    return Drafts(tokens, draft=draft)
+
+
+def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tuple[str, ...]) -> int:
+    """Returns the tokens that a request verifies at once (`auto_choose_speculative_params`)."""
+    if "speculative_num_draft_tokens" in flags:
+        return int(flags["speculative_num_draft_tokens"])
+    if algorithm == "ngram":
+        return 12
+    if "speculative_num_steps" in flags:
+        return int(flags["speculative_num_steps"]) + 1
+    return 8 if algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
+
+
+def layers_of(drafts: Drafts, preset: Preset) -> int:
+    """Returns the layers of the draft that a token of the cache has too."""
+    if drafts.draft is not None:
+        return sum(int(stack.num_hidden_layers) for _, stack in drafts.draft.model.stacks())
+    mtp = preset.model.mtp
+    if mtp is None or not drafts.with_mtp:
+        return 0
+    return 1 if mtp.repeated else int(mtp.num_nextn_predict_layers)

@@ -1,0 +1,95 @@
+"""The memory that SGLang reserves for CUDA graphs in the default fraction (`reserve_for_graph_mb`).
+
+Graphs of decoding take 2 MiB for each sequence of the largest one; graphs of prompts, each of a number of tokens, 8 MiB
+each, or 1.5 GiB together with latent attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...accelerator import Hardware
+from ...components.mixers.kda import KimiDeltaAttention
+from ..engines.rank import EngineRank, mixers
+from .versions import Rules
+
+PROMPT_LENGTHS = (
+    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
+)  # fmt: skip
+"""Lengths of prompts that are captured as CUDA graphs: the first, the last and their distance."""
+
+LATENT_PROMPTS_MIB = 1536
+"""Reserve for graphs of prompts with latent attention, in MiB."""
+
+COMPILED_ALONE = (
+    "speculative_algorithm", "enable_dp_attention", "enable_lora", "lora_paths", "enable_torch_compile",
+    "enable_hierarchical_cache", "enable_deterministic_inference", "enable_symm_mem",
+)  # fmt: skip
+"""Flags with which prompts are not compiled into pieces, so have no graphs."""
+
+
+def decoding_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
+    """Returns the MiB reserved for graphs of decoding steps. sequences: those of the largest graph."""
+    is_disabled = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
+    if rules.reserves_used_graphs and (is_disabled or flags.get("disaggregation_mode") == "prefill"):
+        return 0
+    return 2 * sequences
+
+
+def prompts_mib(
+    rules: Rules,
+    flags: Mapping[str, Any],
+    rank: EngineRank,
+    hardware: Hardware,
+    architectures: tuple[str, ...],
+    chunk: int,
+    stages: int,
+) -> int:
+    """Returns the MiB reserved for graphs of prompts.
+
+    architectures: names of the model's classes. chunk: tokens of a prompt's chunk. stages: stages of the pipeline.
+    """
+    if not _has_prompt_graphs(rules, flags, rank, hardware, architectures, stages):
+        return 0
+    if rank.latent_projections:
+        return LATENT_PROMPTS_MIB
+    lengths = flags.get("piecewise_cuda_graph_tokens")
+    if lengths:
+        return 8 * len(lengths)
+    most_tokens = int(flags.get("piecewise_cuda_graph_max_tokens", chunk))
+    return 8 * sum(len(range(start, min(end, most_tokens) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+
+
+def _has_prompt_graphs(
+    rules: Rules,
+    flags: Mapping[str, Any],
+    rank: EngineRank,
+    hardware: Hardware,
+    architectures: tuple[str, ...],
+    stages: int,
+) -> bool:
+    """Whether prompts run as CUDA graphs."""
+    backend = flags.get("cuda_graph_backend_prefill")
+    is_whole = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    if rules.prompt_graphs == "off" or flags.get("disable_piecewise_cuda_graph") or backend == "disabled" or is_whole:
+        return False
+    if backend is not None:
+        return True
+    mode = flags.get("disaggregation_mode", "null")
+    if stages > 1 or mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
+        return False
+    has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
+    has_encoder = has_encoder and not flags.get("language_model_only")
+    if rules.prompt_graphs == "compiled":
+        return not (has_encoder or mode != "null" or any(flags.get(name) for name in COMPILED_ALONE))
+    if rank.latent_projections and not (
+        rules.latent_prompt_graphs == "all" or (rules.latent_prompt_graphs == "selected" and rank.selects_latents)
+    ):
+        return False
+    if (
+        any(isinstance(part, KimiDeltaAttention) for part, _ in mixers(rank.preset.model))
+        and not rules.kda_prompt_graphs
+    ):
+        return False
+    return not has_encoder or not {*architectures}.isdisjoint(rules.encoder_prompt_graphs)

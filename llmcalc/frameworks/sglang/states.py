@@ -1,0 +1,89 @@
+"""The pool of recurrent states in SGLang, and what it leaves for keys and values (`handle_max_mamba_cache`).
+
+A slot holds the states of all layers. A running request takes several of them, as prefixes are cached with their
+states, and each drafted token of a request has a copy of the states beside the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...components.mixers.gated_delta_net import GatedDeltaNet
+from ...components.mixers.kda import KimiDeltaAttention
+from ...components.mixers.mamba2 import Mamba2
+from ..engines.rank import EngineRank, mixers
+from .versions import Rules
+
+SLOTS_OF_A_REQUEST = 3
+"""Slots of a running request where prefixes are cached (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
+
+SLOTS_OF_OVERLAP = 2
+"""Further slots of a request where scheduling overlaps with a pass (`--mamba-radix-cache-strategy extra_buffer`)."""
+
+USUAL_SLOTS = 512
+"""Slots of versions without a share of the memory, and of those where no prefixes are cached."""
+
+
+class StatePool(NamedTuple):
+    """The slots of recurrent states on a rank.
+
+    slots: their number. requests: requests that can run at once with them. left: bytes that are left for the cache.
+    """
+
+    slots: int
+    requests: int
+    left: int
+
+
+def state_pool(
+    rank: EngineRank,
+    rules: Rules,
+    flags: Mapping[str, Any],
+    available: int,
+    share: float,
+    drafted: int,
+    requests: int | None,
+    replicas: int,
+) -> StatePool:
+    """Returns the pool of recurrent states of a rank.
+
+    flags: values of SGLang's flags by their fields. available: bytes for states and cache together.
+    share: parts of states to one part of cache. drafted: drafted tokens that a request verifies at once.
+    requests: the most requests that run at once, None without a limit. replicas: replicas of attention.
+    """
+    slot_bytes = sum(state.layers * state.bytes for state in rank.stored_states())
+    padding = int(rules.state_padding)
+    caches_prefixes = not flags.get("disable_radix_cache")
+    of_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
+    running = None if requests is None else max(1, requests // replicas)
+    copies = drafted if rules.states_of_drafts == "slots" else 0
+    if drafted and rules.states_of_drafts == "requests":
+        available -= slot_bytes * (running or 0) * drafted
+    if "max_mamba_cache_size" in flags:
+        slots = int(flags["max_mamba_cache_size"]) // replicas
+    elif (
+        not caches_prefixes and (running is not None or rules.states_of_drafts == "slots")
+    ) or not rules.shares_states:
+        slots = running or USUAL_SLOTS
+    else:
+        budget = available * share / (1 + share)
+        beside = drafted if rules.states_of_drafts == "budget" else 0
+        slots = int((budget - padding * slot_bytes * (1 + beside)) // (slot_bytes * (1 + copies + beside / of_request)))
+    at_once = slots // of_request
+    if drafted and rules.states_of_drafts == "budget":
+        available -= slot_bytes * (min(running or at_once, at_once) + padding) * drafted
+    return StatePool(slots, at_once, available - slot_bytes * (1 + copies) * (slots + padding))
+
+
+def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:
+    """Returns the slots that a running request takes where prefixes are cached."""
+    strategy = flags.get("mamba_scheduler_strategy", "auto")
+    overlaps = rules.overlaps_states and any(
+        isinstance(part, GatedDeltaNet | KimiDeltaAttention | Mamba2) for part, _ in mixers(rank.preset.model)
+    )
+    if strategy == "no_buffer" or (strategy == "auto" and not overlaps):
+        return SLOTS_OF_A_REQUEST
+    if strategy == "extra_buffer_lazy" or flags.get("disable_overlap_schedule"):
+        return SLOTS_OF_A_REQUEST + 1
+    return SLOTS_OF_A_REQUEST + SLOTS_OF_OVERLAP
