@@ -174,6 +174,12 @@ def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
     return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
 
 
+FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
+"""Fewest repeats of a pattern of several kinds of layers that two shorter runs stand for; fewer ones all run.
+
+Stages with more repeats are measured as a stage with so many, where the repeats are at its open end.
+"""
+
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
 """Measures a micro-batch in a stage of a layout with several numbers of repeats of its pattern of layers.
 
@@ -429,8 +435,15 @@ class PeakEstimate:
         start, end = stage.layers.start, stage.layers.stop
         window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
-            return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
+            first_layer, period, repeats = find_pattern([kinds[i] for i in range(start, end)])
+            if repeats < FEWEST_EXTRAPOLATED:
+                return start, end, None
+            skipped_layers = (repeats - FEWEST_EXTRAPOLATED) * period
+            if start + first_layer + repeats * period == end and not stage.last:
+                end -= skipped_layers
+            elif not first_layer and not stage.first:
+                start += skipped_layers
+            return start, end, repeats
         count = end - start
         while end - start > window:
             start, end = (start + 1, end) if stage.last else (start, end - 1)
