@@ -74,7 +74,9 @@ def report(
         ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    computed_last = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
+    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=computed_last)
+    return report.of(preset.target)
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
             candidate_data(candidate, layout_plan.range(candidate), tie)
             for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
         ],
-        "unreplayed": [unreplayed_data(candidate) for candidate in plan.unreplayed],
+        "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),

@@ -268,10 +268,11 @@ def test_micro_batches_follow_from_the_step(run: Any, command: str) -> None:
 
 
 def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
-    def one(tp: int, needed: int, sent: int, waits: float) -> Candidate:
-        return Candidate(Layout(tp=tp), 1, needed, 100, sent, waits)
+    def candidate(tp: int, needed: int, sent: int, micro_batches: int) -> Candidate:
+        return Candidate(Layout(tp=tp, pp=2), micro_batches, needed, 100, lambda: sent)
 
-    most_headroom, least_sent, middle = one(1, 91, 9, 0.3), one(2, 93, 1, 0.3), one(4, 92, 5, 0.1)
+    most_headroom, least_sent, middle = candidate(1, 91, 9, 2), candidate(2, 93, 1, 2), candidate(4, 92, 5, 9)
+    assert most_headroom.bubble == pytest.approx(1 / 3)
     assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
 
 
@@ -311,7 +312,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     ask = fit_devices.DevicesQuestion(
         LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
     )  # type: ignore[arg-type]
-    found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
+    found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, lambda: 0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right
 

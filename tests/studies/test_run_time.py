@@ -184,7 +184,7 @@ def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
 
 
 def candidate(seconds: float | None, needed: int = 50, sent: int = 0) -> Candidate:
-    return Candidate(Layout(), 1, needed, 100, sent, 0.0, seconds)
+    return Candidate(Layout(), 1, needed, 100, lambda: sent, seconds)
 
 
 def test_ties_are_of_the_first_layout_of_a_tie() -> None:
