@@ -101,9 +101,10 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 
 def _fitting_count(plan: Plan) -> str:
+    verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
+        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {verb}" if plan.feasible else "no layout fits"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
 
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:

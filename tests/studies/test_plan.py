@@ -220,7 +220,7 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
     screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "1 of 1 replayed layout fit" in screen
+    assert "1 of 1 replayed layout fits" in screen
     assert f"--rows {len(replayed)} replays more of them" in screen
 
 
@@ -274,6 +274,27 @@ def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
     most_headroom, least_sent, middle = candidate(1, 91, 9, 2), candidate(2, 93, 1, 2), candidate(4, 92, 5, 9)
     assert most_headroom.bubble == pytest.approx(1 / 3)
     assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
+
+
+def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A screen of a plan by time has those of its rows; JSON has those of every layout."""
+    layouts: list[Layout] = []
+    counted = Cluster.messages_of_rank
+
+    def messages_of_rank(cluster: Cluster, rank: int) -> Any:
+        layouts.append(cluster.layout)
+        return counted(cluster, rank)
+
+    monkeypatch.setattr(Cluster, "messages_of_rank", messages_of_rank)
+    words = ("plan", SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--rows", "1")
+    assert run(*words)[0] == 0
+    assert len(layouts) == 1
+    layouts.clear()
+    document = asked(run, *words)
+    listed = [*document["feasible"], *document["unreplayed"]]
+    assert len(listed) > 2
+    assert len(layouts) == len(listed)
+    assert all(layout["communication_bytes"] > 0 <= layout["bubble"] < 1 for layout in listed)
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=4, vpp=2, schedule="interleaved")], ids=Layout.options)
