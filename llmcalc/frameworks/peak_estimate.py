@@ -71,7 +71,8 @@ class PeakByPath(NamedTuple):
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
-class MicroBatchBytes(NamedTuple):
+@dataclass(frozen=True)
+class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
     saved: what it saves between its forward and its backward pass.
@@ -98,34 +99,34 @@ class MicroBatchBytes(NamedTuple):
             self.backward_outside_modules,
         )
 
-    @property
+    @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
         return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
 
-    @property
+    @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
-    @property
+    @cached_property
     def between_layers_and_head(self) -> int:
         """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
-    @property
+    @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
         return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
 
-    @property
+    @cached_property
     def backward_outside_modules(self) -> int:
         """The peak bytes of the backward pass outside all modules, when the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
-    @property
+    @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
@@ -174,6 +175,12 @@ def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
     return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
 
 
+FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
+"""Fewest repeats of a pattern of several kinds of layers that two shorter runs stand for; fewer ones all run.
+
+Stages with more repeats are measured as a stage with so many, where the repeats are at its open end.
+"""
+
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
 """Measures a micro-batch in a stage of a layout with several numbers of repeats of its pattern of layers.
 
@@ -208,6 +215,7 @@ class PeakEstimate:
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
+    _static: dict[Layout, list[int]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -235,18 +243,24 @@ class PeakEstimate:
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
         """
-        by_rank = [0] * layout.pp
-        first_rank: list[Stage] = []
-        for stage in stages(layout, self.layers):
-            by_rank[stage.rank] += self.static_bytes(layout, stage)
-            if stage.rank == 0:
-                first_rank.append(stage)
+        by_rank = self._static_bytes_by_rank(layout)
+        first_rank_bytes = by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
+            first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
             saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
-                by_rank[0] += schedule.peak_in_flight(0, saved_bytes)[0]
-        return self.fixed_bytes + max(by_rank)
+                first_rank_bytes += schedule.peak_in_flight(0, saved_bytes)[0]
+        return self.fixed_bytes + max(first_rank_bytes, *by_rank)
+
+    def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
+        """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
+        if layout not in self._static:
+            by_rank = [0] * layout.pp
+            for stage in stages(layout, self.layers):
+                by_rank[stage.rank] += self.static_bytes(layout, stage)
+            self._static[layout] = by_rank
+        return self._static[layout]
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from layers measured elsewhere."""
@@ -302,7 +316,9 @@ class PeakEstimate:
                 for stage_peaks, batch, count in zip(peaks, measured, in_flight.awaiting_backward, strict=True)
                 if count
             )
-        static_bytes = sum(self.static_bytes(layout, stage) for stage in rank_stages)
+        static_bytes = self._static_bytes_by_rank(layout)[rank]
+        if schedule.two_way:
+            static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in measured)
         moment_bytes = (
             saved_bytes + pass_peak + transient.in_passes,
@@ -429,8 +445,15 @@ class PeakEstimate:
         start, end = stage.layers.start, stage.layers.stop
         window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
-            return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
+            first_layer, period, repeats = find_pattern([kinds[i] for i in range(start, end)])
+            if repeats < FEWEST_EXTRAPOLATED:
+                return start, end, None
+            skipped_layers = (repeats - FEWEST_EXTRAPOLATED) * period
+            if start + first_layer + repeats * period == end and not stage.last:
+                end -= skipped_layers
+            elif not first_layer and not stage.first:
+                start += skipped_layers
+            return start, end, repeats
         count = end - start
         while end - start > window:
             start, end = (start + 1, end) if stage.last else (start, end - 1)

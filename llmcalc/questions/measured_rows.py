@@ -42,6 +42,9 @@ MOST_BYTES = 2**20
 MOST_ROWS = 300
 """Largest number of rows."""
 
+TRAINING = "training"
+"""The phase whose runs have a stack of their own."""
+
 OWN_COLUMNS = ("seconds", "model", "hardware")
 
 TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
@@ -77,7 +80,10 @@ def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             if reader.fieldnames.count(name) > 1:
                 raise InputError(f"{path}: column {shown(name)} is there twice; expected one")
             if name not in columns:
-                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), columns)}")
+                raise InputError(
+                    f"{path}: column {shown(name)} is no option of time; expected seconds, and options such as phase, "
+                    f"users, seq and tp.{suggest(str(name), columns)}"
+                )
         if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
         for row_number, row in enumerate(reader):
@@ -107,6 +113,13 @@ def _measured_run(
         estimated_run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
+    trains = question.settings.phase == TRAINING
+    if (estimated_run.phase == TRAINING) != trains:
+        expected_phases = TRAINING if trains else "prefill or decode"
+        raise InputError(
+            f"{row_name}: phase: {estimated_run.phase}; expected {expected_phases}: each of training and inference has "
+            "a stack of its own to fit"
+        )
     pricer = estimated_run.pricer
     assert pricer is not None
     device, stack = estimated_run.device, estimated_run.stack

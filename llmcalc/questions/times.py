@@ -14,7 +14,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration, Factors
-from ..workload.setting import option
+from ..workload.setting import declared, option
 from .durations import parse_duration
 from .runs import RunQuestion
 
@@ -173,10 +173,22 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
         return question.under(record).on_one_device(), record, question.launch.layout
     layout = question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
-        memory, layout = planned_run(question)
-        return memory, framework_of(layout), layout_of(layout)
+        named = layout.framework is not None and question.settings.lora_rank is not None
+        _, layout = planned_run(_without_adapters(question) if named else question)
+        record = framework_of(layout)
+        return question.under(record).on_one_device(), record, layout_of(layout)
     record = framework_of(layout)
     return question.under(record).on_one_device(), record, ONE_DEVICE
+
+
+def _without_adapters(question: RunQuestion) -> RunQuestion:
+    """Returns the question of the same run without low-rank adapters.
+
+    Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
+    """
+    defaults = Settings(question.settings.phase)
+    adapters = [name for name, field in declared(Settings).items() if "lora_rank" in (name, field.setting.needs)]
+    return replace(question, settings=question.settings.with_(**{name: getattr(defaults, name) for name in adapters}))
 
 
 def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -> int:

@@ -145,12 +145,14 @@ class Report(NamedTuple):
     tables: the same for people.
     text: text that is printed unchanged in place of tables (LaTeX); default empty.
     warnings: notes that are also printed for formats without notes (CSV), each with the name of its model.
+    computed_last: entry of the document → its value, computed when the document is written; default none.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
     tables: Sequence[Table] = ()
     text: str = ""
     warnings: Sequence[str] = ()
+    computed_last: Mapping[str, Callable[[], Any]] = {}
 
     def of(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
@@ -189,7 +191,8 @@ class Report(NamedTuple):
         """Returns the data with the notes of all tables, unless the data has notes or is a list of documents."""
         if isinstance(self.data, list):
             return self.data
-        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | self.data
+        data = self.data | {name: compute() for name, compute in self.computed_last.items()}
+        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | data
 
     def brief(self) -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.

@@ -74,7 +74,9 @@ def report(
         ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    computed_last = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
+    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=computed_last)
+    return report.of(preset.target)
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -99,9 +101,10 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 
 def _fitting_count(plan: Plan) -> str:
+    verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
+        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {verb}" if plan.feasible else "no layout fits"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
 
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
@@ -207,7 +210,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
             candidate_data(candidate, layout_plan.range(candidate), tie)
             for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
         ],
-        "unreplayed": [unreplayed_data(candidate) for candidate in plan.unreplayed],
+        "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),

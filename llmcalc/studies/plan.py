@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -56,8 +56,7 @@ class Candidate:
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
     capacity: usable bytes of a device.
-    communication_bytes: bytes that a rank sends per step; None if the layout does not fit.
-    bubble: share of a step in which a rank of the pipeline waits; None if the layout does not fit.
+    sent: counts the bytes that a rank sends per step; None if the layout does not fit.
     seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
     replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
     upper_bound: upper bound of device_bytes; equal to it after a replay.
@@ -68,8 +67,7 @@ class Candidate:
     micro_batches: int
     device_bytes: int
     capacity: int
-    communication_bytes: int | None
-    bubble: float | None
+    sent: Callable[[], int] | None
     seconds: float | None = None
     replayed: bool = False
     upper_bound: int = 0
@@ -78,6 +76,21 @@ class Candidate:
     @property
     def headroom(self) -> int:
         return self.capacity - self.device_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the layout's tensors may fit."""
+        return self.sent is not None
+
+    @cached_property
+    def communication_bytes(self) -> int | None:
+        """The bytes that a rank sends per step; None if the layout does not fit."""
+        return None if self.sent is None else self.sent()
+
+    @cached_property
+    def bubble(self) -> float | None:
+        """The share of a step in which a rank of the pipeline waits; None if the layout does not fit."""
+        return None if self.sent is None else bubble(self.layout, self.micro_batches)
 
     @property
     def options(self) -> str:
@@ -402,7 +415,9 @@ class _Candidates:
             try:
                 bytes = self.needed(*layout_run)
                 may_fit = self.errors.least(bytes) <= self.capacity
-                sent_bytes = self.sent(*layout_run) if may_fit else None
+                sent = cache(partial(self.sent, *layout_run)) if may_fit else None
+                if sent is not None and self.seconds is None:
+                    sent()  # the order needs it, and an error refuses the layout
                 step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
@@ -411,8 +426,7 @@ class _Candidates:
                     raise
                 continue
             self._measured.add(_kernel_sizes(layout))
-            bubble_share = bubble(layout, micro_batches) if may_fit else None
-            candidate_bytes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
+            candidate_bytes = bytes, self.capacity, sent, step_seconds
             last_candidate = Candidate(
                 layout, micro_batches, *candidate_bytes, upper_bound=self.errors.most(bytes), recompute=recompute
             )
@@ -427,7 +441,7 @@ class _Candidates:
             recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
         except InputError:
             return None
-        return None if recomputed_candidate is None or recomputed_candidate.bubble is None else recomputed_candidate
+        return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
 
 def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
@@ -476,7 +490,7 @@ def plan(
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         elif candidate is not None:
-            (refused_candidates if candidate.bubble is None else promising).append(candidate)
+            (promising if candidate.may_fit else refused_candidates).append(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:

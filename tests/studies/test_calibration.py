@@ -212,6 +212,7 @@ FILES: dict[str, tuple[str, str]] = {
     "nothing": ("", "the column 'seconds' is missing"),
     "too many rows": ("seconds\n" + "1s\n" * 301, "more than 300 rows"),
     "too many rows before a bad one is timed": ("tp,seconds\n" + "3,1s\n" * 301, "more than 300 rows"),
+    "a training step": ("phase,seq,seconds\ntraining,512,1s\n", ":2: phase: training; expected prefill or decode"),
     "a column twice": ("zero_group,zero-group,seconds\n1,1,1s\n", "column 'zero_group' is there twice"),
 }
 
@@ -222,6 +223,13 @@ def test_files_that_are_refused(run: Any, rows: Any, text: str, message: str) ->
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_plan_is_not_calibrated_on_tokens(run: Any, rows: Any) -> None:
+    words = ("plan", "gpt2", "--hardware", "h100", "--devices", "2", "--rows", "1", "--calibrate", rows(ROWS))
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert ":2: phase: decode; expected training" in err
 
 
 def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:

@@ -220,7 +220,7 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
     screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "1 of 1 replayed layout fit" in screen
+    assert "1 of 1 replayed layout fits" in screen
     assert f"--rows {len(replayed)} replays more of them" in screen
 
 
@@ -268,11 +268,33 @@ def test_micro_batches_follow_from_the_step(run: Any, command: str) -> None:
 
 
 def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
-    def one(tp: int, needed: int, sent: int, waits: float) -> Candidate:
-        return Candidate(Layout(tp=tp), 1, needed, 100, sent, waits)
+    def candidate(tp: int, needed: int, sent: int, micro_batches: int) -> Candidate:
+        return Candidate(Layout(tp=tp, pp=2), micro_batches, needed, 100, lambda: sent)
 
-    most_headroom, least_sent, middle = one(1, 91, 9, 0.3), one(2, 93, 1, 0.3), one(4, 92, 5, 0.1)
+    most_headroom, least_sent, middle = candidate(1, 91, 9, 2), candidate(2, 93, 1, 2), candidate(4, 92, 5, 9)
+    assert most_headroom.bubble == pytest.approx(1 / 3)
     assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
+
+
+def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A screen of a plan by time has those of its rows; JSON has those of every layout."""
+    layouts: list[Layout] = []
+    counted = Cluster.messages_of_rank
+
+    def messages_of_rank(cluster: Cluster, rank: int) -> Any:
+        layouts.append(cluster.layout)
+        return counted(cluster, rank)
+
+    monkeypatch.setattr(Cluster, "messages_of_rank", messages_of_rank)
+    words = ("plan", SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--rows", "1")
+    assert run(*words)[0] == 0
+    assert len(layouts) == 1
+    layouts.clear()
+    document = asked(run, *words)
+    listed = [*document["feasible"], *document["unreplayed"]]
+    assert len(listed) > 2
+    assert len(layouts) == len(listed)
+    assert all(layout["communication_bytes"] > 0 <= layout["bubble"] < 1 for layout in listed)
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=4, vpp=2, schedule="interleaved")], ids=Layout.options)
@@ -326,7 +348,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     ask = fit_devices.DevicesQuestion(
         LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
     )  # type: ignore[arg-type]
-    found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
+    found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, lambda: 0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right
 

@@ -30,6 +30,7 @@ def refusal(run: Any, *words: str) -> str:
 
 TIMES: dict[str, tuple[str, ...]] = {
     "adapters": ("llama3-8b", "--lora-rank", "16", "--seq", "2k"),
+    "adapters under Megatron": ("llama3-8b", "--lora-rank", "16", "--tp", "2", "--framework", "megatron"),
     "the host": ("llama3-8b", "--fsdp", "8", "--seq", "256"),
     "8 bits": ("llama3-8b", "--fsdp", "8", "--precision", "fp8"),
     "one device": (SMALL, "--seq", "512", "--global-batch", "4"),
@@ -183,8 +184,20 @@ def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
     assert "no memory bandwidth is known" in refusal(run, *words, "--by", "time")
 
 
+def test_adapters_under_megatron_are_timed_although_their_memory_is_not_modelled(run: Any) -> None:
+    words = (SMALL, "--phase", "training", "--framework", "megatron", "--tp", "2", "--seq", "512")
+    adapters = ("--lora-rank", "8", "--lora-targets", "q_proj,v_proj")
+    assert "--lora-rank: not modelled with --framework megatron" in refusal(run, "memory", *words, *adapters)
+    whole = answer(run, "time", *words, *H100)
+    low_rank = answer(run, "time", *words, *adapters, *H100)
+    other_framework = answer(run, "time", *words, *adapters, *H100, "--stack", "deepspeed")
+    assert low_rank["parts"]["update"] < whole["parts"]["update"] / 10
+    assert low_rank["class"]["stack"] != other_framework["class"]["stack"]
+    assert "--optimizer muon: not modelled" in refusal(run, "time", *words, *adapters, *H100, "--optimizer", "muon")
+
+
 def candidate(seconds: float | None, needed: int = 50, sent: int = 0) -> Candidate:
-    return Candidate(Layout(), 1, needed, 100, sent, 0.0, seconds)
+    return Candidate(Layout(), 1, needed, 100, lambda: sent, seconds)
 
 
 def test_ties_are_of_the_first_layout_of_a_tie() -> None:

@@ -36,6 +36,7 @@ def measure_passes(
         if model_chunk.stage is None or model_chunk.stage.chunk == stage.chunk
     )
     rank_run.set_up_tables()
+    rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     after_set_up = memory_meter.now
     measured: list[MicroBatchBytes] = []
     for count in (repeats[0], *repeats):  # the first pass makes the buffers that stay

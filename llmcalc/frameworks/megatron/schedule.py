@@ -296,7 +296,7 @@ class RankRun:
         layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
         return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
 
-    def _make_first_rope_tables(self) -> None:
+    def make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
 
         The fused kernel also replaces the cosines and sines.
@@ -398,7 +398,7 @@ class RankRun:
         """Runs `forward_step`. On the last stage its output is the loss."""
         self.meter.place = Place("forward")
         batch = self.get_batch(model_chunk)
-        self._make_first_rope_tables()
+        self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
         passes = self.passes
 
