@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import Family
 from ...parts import Table
 from ..recurrent.nemotron import FAMILIES as NEMOTRON
 from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayers
