@@ -40,6 +40,8 @@ OTHER_NAMES = {
     "klear": "Klear",
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
+    "exaone4_5_text": "exaone4",
+    "Emu3": "emu3_text_model",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
@@ -60,10 +62,14 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
+WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": "hyperclovax_vision_v2"}
+"""Class of a wrapper whose published configs state a model type of many models (`vlm`) → the type that reads them."""
+
 CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
     ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
+    ("Emu3", "max_window_layers"): "emu3_5",
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them."""
 
@@ -179,7 +185,7 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     name: the name of the class.
     """
     if "text_config" in config_data:
-        return ""
+        return WRAPPER_CLASSES.get(name, "")
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
