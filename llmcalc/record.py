@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+"""Sections of a Hugging Face config that describe the text model of a model with encoders."""
+
 NONE = "none"
 """The value of an optional field that is absent."""
 
