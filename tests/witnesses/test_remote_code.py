@@ -390,12 +390,13 @@ def test_kimi_k3_has_its_published_figures() -> None:
     """The technical report (arXiv:2607.24653, table 1): 2.78T parameters, 104.2B active, an encoder of 401M.
 
     The active ones are counted without the embedding. The checkpoint takes 1.5609 TB: its experts are in MXFP4, and its
-    latent projections are not, although its `quantization_config` does not list them.
+    latent projections are not, although its `quantization_config` does not list them. It stores the weights with which
+    attention of the first layer would read finished blocks (`layers.0.self_attention_res_norm` and `_proj`).
     """
     record = json.loads((Path(__file__).parents[1] / "data" / "kimi_k3.json").read_text())
     description = llmcalc.load(record["config"])
     count = llmcalc.params(description)
-    assert count.total == 2_779_484_379_232
+    assert count.total == 2_779_484_393_568
     assert round((count.active - count.embedding) / 1e9, 1) == 104.2
     spec, projector = description.model, 4096 * 4096 + 4096 * 7168 + 7168
     encoder = llmcalc.params(description, with_towers=True).total - count.total - projector
