@@ -111,3 +111,18 @@ def test_a_model_may_be_named_none() -> None:
 def test_fields_of_a_training_run_are_no_sizes() -> None:
     config = {**shapes_of("xlm")[0], "batch_size": 16, "beam_size": 1, "n_gpu_per_node": 8, "world_size": 32}
     assert spec_of(config) == spec_of(shapes_of("xlm")[0])
+
+
+def test_a_wrapper_is_known_by_its_class_and_its_encoders_are_counted_or_named() -> None:
+    """The checkpoint of HyperCLOVA X SEED Think has 33 B parameters, its encoder of images included."""
+    config = config_of("hyperclovax-think-32b")
+    assert config["model_type"] == "vlm"
+    assert round(llmcalc.params(config, with_towers=True).total / 1e9, 1) == 33.3
+    omni = {
+        **config,
+        "audio_config": {"model_type": "qwen2_audio_encoder"},
+        "discrete_audio_config": {"model_type": "x"},
+    }
+    notes = llmcalc.load(omni).notes
+    assert "its encoder is not counted: audio_config: 'qwen2_audio_encoder' is not supported" in notes
+    assert "its encoder is not counted: discrete_audio_config: 'x' is not supported" in notes

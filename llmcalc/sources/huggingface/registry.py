@@ -62,8 +62,12 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
-WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": "hyperclovax_vision_v2"}
-"""Class of a wrapper whose published configs state a model type of many models (`vlm`) → the type that reads them."""
+WRAPPER_CLASSES = {
+    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+}
+"""Class of a wrapper whose published configs state a model type of many models (`vlm`) → the model type that reads
+them, and its class in `transformers`.
+"""
 
 CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
@@ -153,6 +157,9 @@ def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]
     name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
+    if name in WRAPPER_CLASSES:
+        wrapper_type, cls = WRAPPER_CLASSES[name]
+        return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
     code_kind = _type_of_repository_code(config_data, name)
     if code_kind:
         return {**config_data, "model_type": code_kind}, []
@@ -185,7 +192,7 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     name: the name of the class.
     """
     if "text_config" in config_data:
-        return WRAPPER_CLASSES.get(name, "")
+        return ""
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
