@@ -104,6 +104,19 @@ def test_layers_that_predict_further_tokens_may_end_a_list_of_layers() -> None:
     assert "num_nextn_predict_layers: the multi-token-prediction modules are not counted" in ocr.notes
 
 
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        ("hyperclovax_vlm", "vision_config"),
+        ("sarashina2_vision", "vision_config"),
+        ("videollama3_qwen2", "vision_encoder_config"),
+    ],
+)
+def test_a_wrapper_whose_class_is_named_as_a_text_model_names_its_encoder(kind: str, section: str) -> None:
+    notes = llmcalc.load({**shapes_of(kind)[0], section: {"depth": 2}}).notes
+    assert any(note.startswith(f"its encoder is not counted: {section}") for note in notes)
+
+
 def test_a_model_may_be_named_none() -> None:
     assert llmcalc.load(config_of("got")).name == "none"
 

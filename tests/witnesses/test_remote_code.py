@@ -104,16 +104,23 @@ def test_encoders_are_those_of_qwen3_5(kind: str, vision: dict[str, Any]) -> Non
     assert spec_of(config).towers == spec_of(qwen).towers
 
 
+def test_the_encoder_of_dots_vlm_is_that_of_dots_ocr() -> None:
+    ocr = next(config for config in ENCODERS.values() if config["model_type"] == "dots_ocr")
+    text = SHAPES["DotsVLMForCausalLM-dots_vlm-0"] | {"hidden_size": ocr["hidden_size"]}
+    assert spec_of(ocr).towers
+    assert spec_of({**text, "vision_config": ocr["vision_config"]}).towers == spec_of(ocr).towers
+
+
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
-    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total, as
+    MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared with a published total, as
     Kimi K3's is.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
-        *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "kimi_k3",
-        "minicpmo", "phi3_v",
+        *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
+        "kimi_k3", "minicpmo", "phi3_v",
     }  # fmt: skip
 
 

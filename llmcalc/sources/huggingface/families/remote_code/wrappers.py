@@ -141,6 +141,7 @@ FAMILIES = {
         text="llama",
         ties="text",
         generates=True,
+        towers="HCXVision",
         code=f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
     ),
     **{
@@ -172,7 +173,6 @@ FAMILIES = {
             ("opencua", "qwen2", f"{VLLM}opencua.py"),
             ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
             ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
-            ("sarashina2_vision", "llama", f"{SGLANG}sarashina2_vision.py"),
             ("mage_vl", "qwen3", f"{MLX_VLM}mage_vl"),
             ("llmjpvl", "llama", f"{MLX_VLM}llmjpvl"),
             ("locateanything", "qwen2", f"{MLX_VLM}locateanything"),
@@ -239,6 +239,14 @@ FAMILIES = {
         ties="text",
         uncounted_encoders={"encoder": "conformer", "depthformer": "a decoder of audio tokens"},
         code="https://github.com/Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",
+    ),
+    "sarashina2_vision": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        towers="Sarashina2Vision",
+        code=f"{SGLANG}sarashina2_vision.py",
     ),
     "phi3_v": Family(
         None,
