@@ -114,8 +114,8 @@ def test_the_encoder_of_dots_vlm_is_that_of_dots_ocr() -> None:
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
-    MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared with a published total, as
-    Kimi K3's is.
+    MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
+    with a published total, as Kimi K3's is.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
