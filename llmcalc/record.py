@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+"""Sections of a Hugging Face config that describe the text model of a model with encoders."""
+
 NONE = "none"
 """The value of an optional field that is absent."""
 
@@ -28,7 +31,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_none_for_text(cls, values: Any) -> Any:
-        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept.
+        """Replaces `"none"` by None, because TOML has no null, except in a text and in a `type`, where it names a part.
 
         Raises `ValueError` for a renamed field, with its new name.
         """
@@ -37,7 +40,14 @@ class Record(BaseModel):
         for old, new in cls.renamed.items():
             if old in values:
                 raise ValueError(f"{old}: this field was renamed; expected {new}")
-        nones = [key for key, value in values.items() if isinstance(value, str) and value == NONE and key != "type"]
+        nones = [
+            key
+            for key, value in values.items()
+            if isinstance(value, str)
+            and value == NONE
+            and key != "type"
+            and getattr(cls.model_fields.get(key), "annotation", None) is not str
+        ]
         return values | dict.fromkeys(nones) if nones else values
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from ..characters import printable
 from ..errors import InputError, MissingExtra
 from ..model import ModelSpec
-from ..record import Record, Source
+from ..record import TEXT_SECTIONS, Record, Source
 from ..units import dtype as dtype_of
 from .names import normalized
 
@@ -66,10 +66,6 @@ class Training(Record):
 
 NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
 """Fields of `Preset` that no file states."""
-
-
-TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
-"""Sections of a config that describe the text model of a model with encoders."""
 
 
 class Preset(Record):

@@ -104,16 +104,23 @@ def test_encoders_are_those_of_qwen3_5(kind: str, vision: dict[str, Any]) -> Non
     assert spec_of(config).towers == spec_of(qwen).towers
 
 
+def test_the_encoder_of_dots_vlm_is_that_of_dots_ocr() -> None:
+    ocr = next(config for config in ENCODERS.values() if config["model_type"] == "dots_ocr")
+    text = SHAPES["DotsVLMForCausalLM-dots_vlm-0"] | {"hidden_size": ocr["hidden_size"]}
+    assert spec_of(ocr).towers
+    assert spec_of({**text, "vision_config": ocr["vision_config"]}).towers == spec_of(ocr).towers
+
+
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
-    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total, as
-    Kimi K3's is.
+    MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
+    with a published total, as Kimi K3's is.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
-        *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "kimi_k3",
-        "minicpmo", "phi3_v",
+        *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
+        "kimi_k3", "minicpmo", "phi3_v",
     }  # fmt: skip
 
 
@@ -390,12 +397,13 @@ def test_kimi_k3_has_its_published_figures() -> None:
     """The technical report (arXiv:2607.24653, table 1): 2.78T parameters, 104.2B active, an encoder of 401M.
 
     The active ones are counted without the embedding. The checkpoint takes 1.5609 TB: its experts are in MXFP4, and its
-    latent projections are not, although its `quantization_config` does not list them.
+    latent projections are not, although its `quantization_config` does not list them. It stores the weights with which
+    attention of the first layer would read finished blocks (`layers.0.self_attention_res_norm` and `_proj`).
     """
     record = json.loads((Path(__file__).parents[1] / "data" / "kimi_k3.json").read_text())
     description = llmcalc.load(record["config"])
     count = llmcalc.params(description)
-    assert count.total == 2_779_484_379_232
+    assert count.total == 2_779_484_393_568
     assert round((count.active - count.embedding) / 1e9, 1) == 104.2
     spec, projector = description.model, 4096 * 4096 + 4096 * 7168 + 7168
     encoder = llmcalc.params(description, with_towers=True).total - count.total - projector

@@ -70,6 +70,8 @@ class BlockResidualLayer(WholeLayer):
         layer, which reads the embedding alone.
     feed_forward_blocks: the same of the feed-forward network.
     starts_block: whether the layer ends the running sum and starts a new one; false by default.
+    idle_residual: whether a first layer holds the weights with which attention would read finished blocks (Kimi K3);
+        false by default.
     """
 
     plain: ClassVar[bool] = False
@@ -79,6 +81,7 @@ class BlockResidualLayer(WholeLayer):
     attention_blocks: int = Field(ge=0, le=MOST_BLOCKS, strict=True)
     feed_forward_blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
     starts_block: Flag = False
+    idle_residual: Flag = False
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
@@ -91,6 +94,8 @@ class BlockResidualLayer(WholeLayer):
                 f"feed_forward_blocks: {self.feed_forward_blocks}; expected attention_blocks, and one more in a layer "
                 f"that starts a block ({expected})"
             )
+        if self.idle_residual and self.attention_blocks:
+            raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
         return self
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
@@ -100,6 +105,10 @@ class BlockResidualLayer(WholeLayer):
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        if self.idle_residual:
+            with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
+                recorder.norm("norm", x, self.norm)
+                recorder.vector("proj", *x.axes)
         for name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
@@ -225,7 +234,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
                 assert isinstance(component, Component)
-                if block_count:
+                if block_count or (name == "self_attn" and spec.idle_residual):
                     self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))

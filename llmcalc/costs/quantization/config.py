@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, shown, suggest
+from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, Scheme
 from .compressed import compressed_tensors
@@ -30,7 +31,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if config is None:
         return None
     table, holder = config.get("quantization_config"), config
-    for section in ("text_config", "llm_config", "language_config"):
+    for section in TEXT_SECTIONS:
         if table is None and isinstance(config.get(section), dict):
             holder = config[section]
             table = holder.get("quantization_config")

@@ -15,23 +15,24 @@ IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
     add_cross_attention architectures attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32
-    attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token bos_token_id
-    chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size custom_pipelines
-    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop
-    encoder_no_repeat_ngram_size eos_token eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
-    init_method init_std initializer_factor initializer_range is_decoder is_encoder_decoder label2id language
-    layer_norm_eps layer_norm_epsilon length_penalty license mask_token mask_token_id max_length max_sequence_length
-    min_length model_type name name_or_path no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits
-    output_scores pad_token pad_token_id prefix pretraining_tp problem_type pruned_heads quantization
-    quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict
-    return_dict_in_generate rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef
-    router_jitter_noise scale_attention_softmax_in_fp32 scale_attn_by_inverse_layer_idx scale_attn_weights
-    sentence_transformers sep_token sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
-    trust_remote_code typical_p unk_token unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
-    use_flash_attention use_flash_attn use_return_dict
+    attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids batch_size beam_size begin_suppress_tokens
+    bos_token bos_token_id chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
+    custom_pipelines decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_dropout
+    embd_pdrop encoder_no_repeat_ngram_size epoch_size eos_token eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label init_method init_std initializer_factor initializer_range is_decoder
+    is_encoder_decoder label2id language layer_norm_eps layer_norm_epsilon length_penalty license mask_token
+    mask_token_id max_length max_sequence_length min_length model_type n_gpu_per_node n_nodes name name_or_path
+    no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_past output_router_logits output_scores pad_token pad_token_id
+    prefix pretraining_tp problem_type pruned_heads quantization quantization_config remove_invalid_values
+    repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate rms_norm_eps
+    rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32
+    scale_attn_by_inverse_layer_idx scale_attn_weights sentence_transformers sep_token sep_token_id suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version trust_remote_code typical_p unk_token unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attn use_return_dict
+    world_size
     """.split()  # noqa: SIM905
 )
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
@@ -161,6 +162,10 @@ class Config:
     def _name_in_config(self, names: tuple[str, ...]) -> str:
         """Returns the name under which the config has the field, or the usual name if it does not have it."""
         return self._winning_name(self._with_aliases(names)) or names[0]
+
+    def has_list(self, name: str) -> bool:
+        """Whether the config itself has the field, with a list."""
+        return self.has(name) and isinstance(self.get(name), list | tuple)
 
     def size(self, *names: str) -> int:
         """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""

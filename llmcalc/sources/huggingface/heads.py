@@ -37,6 +37,8 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "Pix2StructTextModel": "lm",
     "Model": "none",
     "NeoBERT": "none",
+    "DPRQuestionEncoder": "none",
+    "DPRContextEncoder": "none",
     "RND1LM": "lm",
 }
 """Class-name suffix → head kind; the first matching suffix wins.

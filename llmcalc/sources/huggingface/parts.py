@@ -8,7 +8,7 @@ from typing import Any
 from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, overlaid
 from ...errors import InputError
-from .config import Config, is_number
+from .config import Config, is_number, is_whole
 from .heads import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
@@ -377,17 +377,19 @@ def every_nth_full(depth: int, n: int) -> list[str]:
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
 
-    Raises `InputError` unless the list has one kind per layer, as configuration classes do.
+    The list may go on with the layers of multi-token prediction. Raises `InputError` for any other number of kinds.
     """
     field_value = config.get(field)
     if field_value is None:
         return default
-    names = [name_of_type.get(name, "") for name in config.texts(field)]
-    if "" in names or len(names) != len(default):
+    names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
+    predicting_layers = config.data.get("num_nextn_predict_layers")
+    lengths = (depth, depth + predicting_layers) if is_whole(predicting_layers) else (depth,)
+    if "" in names or len(names) not in lengths:
         raise config.wrong(
-            field, field_value, f"{len(default)} times {' or '.join(name_of_type)}" + length_hint(names, default)
+            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)
         )
-    return names
+    return names[:depth]
 
 
 def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> str:

@@ -40,6 +40,8 @@ OTHER_NAMES = {
     "klear": "Klear",
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
+    "exaone4_5_text": "exaone4",
+    "Emu3": "emu3_text_model",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
@@ -60,10 +62,18 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
+WRAPPER_CLASSES = {
+    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+}
+"""Class of a wrapper whose published configs state a model type of many models (`vlm`) → the model type that reads
+them, and its class in `transformers`.
+"""
+
 CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
     ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
+    ("Emu3", "max_window_layers"): "emu3_5",
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them."""
 
@@ -167,6 +177,9 @@ def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]
     name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
+    if name in WRAPPER_CLASSES:
+        wrapper_type, cls = WRAPPER_CLASSES[name]
+        return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
     code_kind = _type_of_repository_code(config_data, name)
     if code_kind:
         return {**config_data, "model_type": code_kind}, []

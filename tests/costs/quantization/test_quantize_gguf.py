@@ -16,13 +16,14 @@ import llmcalc
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import quantized_size, scheme_named
+from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
 from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
 from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.presets import load_preset, model_names
 from tests.contracts.test_parts import decoder
 from tests.costs.quantization.test_quantize import DENSE, deep
 
@@ -374,6 +375,35 @@ def test_deepseek_v3_checkpoint() -> None:
     assert got.weights == 680_571_043_840
     assert got.scales == 4 * (41_555_600 - 59 * 256)
     assert got.unconverted == 2 * (3_918_786_560 - 2 * 129_280 * 7_168)
+
+
+WITHOUT_TABLE = frozenset(
+    """
+    deepseek-r1-0528 deepseek-v3-0324 deepseek-v3.1 devstral-2-123b devstral-small-2-24b kimi-k2-0905 minimax-m2.1
+    ministral-3-14b-instruct ministral-3-3b-instruct ministral-3-8b-instruct mistral-medium-3.5-128b
+    """.split()  # noqa: SIM905
+)
+"""Presets in float8 of which no copy of the published config was found, so that none of their scales is known."""
+
+
+def test_presets_in_float8_state_how_their_weights_are_stored() -> None:
+    in_float8 = [preset for preset in map(load_preset, model_names()) if preset.dtype == "float8"]
+    assert {preset.name for preset in in_float8 if preset.stored_as is None} == WITHOUT_TABLE
+    for name in ("deepseek-v3", "deepseek-r1", "kimi-k2", "mimo-v2-flash"):
+        scheme = scheme_of_config({"quantization_config": llmcalc.load(name).stored_as})
+        assert scheme is not None
+        assert scheme.label == "fp8-block128"
+
+
+def test_memory_counts_deepseek_v3_as_its_checkpoint_stores_it() -> None:
+    """The hub's numbers, less those of the MTP module, which the document does not count by default.
+
+    F32: 41,555,600, of which 702,264 scales and 256 score corrections are the module's; the corrections are buffers.
+    """
+    mtp_float8 = 11_505_434_624
+    mtp_bfloat16 = 2 * 129_280 * 7_168 + 2 * 7_168 * 7_168 + 256 * 7_168 + 3 * 7_168 + 2 * 7_168 + 1_536 + 512
+    expected = 680_571_043_840 - mtp_float8 + 2 * (3_918_786_560 - mtp_bfloat16) + 4 * (41_555_600 - 59 * 256 - 702_264)
+    assert llmcalc.memory("deepseek-v3").document["memory"]["by_kind"]["weights"] == expected
 
 
 @pytest.mark.parametrize(("name", "total"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])

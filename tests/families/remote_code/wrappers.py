@@ -11,7 +11,7 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-EXPERTS: dict[str, Any] = {
+DEEPSEEK_EXPERTS: dict[str, Any] = {
     **SMALL,
     "num_key_value_heads": 4,
     "moe_intermediate_size": 16,
@@ -38,16 +38,19 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "KimiVLForConditionalGeneration": [
         {
             "model_type": "kimi_vl",
-            "text_config": {"model_type": "deepseek_v3", **EXPERTS, **LATENT, "n_group": 1, "topk_group": 1},
+            "text_config": {"model_type": "deepseek_v3", **DEEPSEEK_EXPERTS, **LATENT, "n_group": 1, "topk_group": 1},
         },
     ],
     "DeepseekVLV2ForCausalLM": [
-        {"model_type": "deepseek_vl_v2", "language_config": {"model_type": "deepseek_v2", **EXPERTS, **LATENT}},
+        {
+            "model_type": "deepseek_vl_v2",
+            "language_config": {"model_type": "deepseek_v2", **DEEPSEEK_EXPERTS, **LATENT},
+        },
         {
             "model_type": "deepseek_vl_v2",
             "language_config": {
                 "model_type": "deepseek_v2",
-                **EXPERTS,
+                **DEEPSEEK_EXPERTS,
                 "use_mla": False,
                 "kv_lora_rank": None,
                 "q_lora_rank": None,
@@ -178,6 +181,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ("LlavaOnevision2ForConditionalGeneration", "llava_onevision2", "qwen3"),
             ("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama"),
             ("MiDashengLMModel", "midashenglm", "qwen2_5_omni_text"),
+            ("NVILAForConditionalGeneration", "nvila", "qwen2"),
+            ("NVILALiteForConditionalGeneration", "nvila_lite", "qwen2"),
             ("FunAudioChatForConditionalGeneration", "funaudiochat", "qwen2"),
             ("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2"),
         )
@@ -187,6 +192,59 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "model_type": "lfm2_audio",
             "lfm": {"model_type": "lfm2", **SMALL, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
             "encoder": {"d_model": 24},
+        }
+    ],
+    "POINTSV15ChatModel": [{"model_type": "pointsv1.5_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
+    "DotsVLMForCausalLM": [
+        {"model_type": "dots_vlm", **DEEPSEEK_EXPERTS, **LATENT, "n_group": 1, "topk_group": 1},
+    ],
+    "Plamo2VLForConditionalGeneration": [
+        {
+            "model_type": "plamo2vl",
+            "text_config": {
+                "model_type": "plamo2",
+                **SMALL,
+                "hidden_size_per_head": 8,
+                "mamba_num_heads": 4,
+                "mamba_d_state": 8,
+                "mamba_d_conv": 4,
+                "mamba_step": 2,
+            },
+        }
+    ],
+    "BailingMoeV3VLForConditionalGeneration": [
+        {
+            "model_type": "bailing_moe_v3_vl",
+            "text_config": {
+                "model_type": "bailing_hybrid",
+                **SMALL,
+                "num_key_value_heads": 4,
+                **LATENT,
+                "q_lora_rank": rank,
+                "head_dim": 8,
+                "moe_intermediate_size": 16,
+                "moe_shared_expert_intermediate_size": 16,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "num_shared_experts": 1,
+                "first_k_dense_replace": 1,
+                "layer_group_size": 3,
+            },
+        }
+        for rank in (None, 12)
+    ],
+    "MolmoPointForConditionalGeneration": [
+        {"model_type": "molmo_point", "text_config": {"model_type": "molmo2_text", **SMALL, "head_dim": 8}}
+    ],
+    "Alpamayo2Super": [
+        {
+            "model_type": "alpamayo2_super",
+            "vlm_config": {
+                "model_type": "qwen3_vl",
+                "text_config": {"model_type": "qwen3_vl_text", **SMALL, "head_dim": 8},
+                "vision_config": {"depth": 2},
+            },
+            "expert_config": {"hidden_size": 16},
         }
     ],
     "Phi3VForCausalLM": [{"model_type": "phi3_v", **SMALL}],

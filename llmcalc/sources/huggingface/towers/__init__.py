@@ -22,7 +22,7 @@ from ..parts import Table
 from ..unknown import remark
 from .section import IGNORED, Section
 
-SECTIONS = ("vision_config", "audio_config", "vq_config")
+SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
 def sections_of(kind: str, file: str) -> Mapping[str, Section]:

@@ -558,10 +558,13 @@ WRAPPERS = {
             built=None,
         )
     },
-    "dots_ocr": {
-        "vision_config": Section(
-            _dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
-        )
+    **{
+        kind: {
+            "vision_config": Section(
+                _dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
+            )
+        }
+        for kind in ("dots_ocr", "dots_vlm")
     },
     "Keye": {"vision_config": Section(_keye, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
     "KeyeVL1_5": {"vision_config": Section(_keye_1_5, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},

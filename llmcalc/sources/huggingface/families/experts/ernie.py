@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .....components.base import MOST_EXPERTS
 from ...config import Config
 from ...family import DropoutFields, Family, Modules
 from ...parts import (
@@ -65,23 +66,44 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
         raise config.wrong(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
+    depth = config.size("num_hidden_layers")
+    first_layer = _of_both(config, "moe_layer_start_index", depth) if config.has("moe_layer_start_index") else 1
+    if config.has("moe_layer_end_index") and _of_both(config, "moe_layer_end_index", depth - 1) != depth - 1:
+        raise config.wrong("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
+    if config.has("moe_layer_interval"):
+        config.must("moe_layer_interval", 1)
     return _network_kinds(
         config,
-        dense_or_moe(config, config.size("num_hidden_layers"), 1),
+        dense_or_moe(config, depth, first_layer),
         widths[0],
         {},
         vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},
     )
 
 
+OWN_CODE = "ernie4_5_moe_vl"
+"""The model type of Baidu's own code, whose configuration class has no shared experts by default."""
+
+
+def _of_both(config: Config, name: str, most: int) -> int:
+    """Returns a number that earlier configs state for text experts and for image experts; at most `most`.
+
+    Raises `InputError` if the two differ.
+    """
+    value = config.get(name)
+    numbers = config.sizes(name) if config.has_list(name) else [config.count(name)]
+    bounded = {min(number, most) for number in numbers}
+    if len(bounded) != 1:
+        raise config.wrong(name, value, "the same number for text and for images")
+    return bounded.pop()
+
+
 def _network_kinds(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
-    norm, bias, shared_count = (
-        rmsnorm(config.number("rms_norm_eps")),
-        _biased(config),
-        config.count("moe_num_shared_experts"),
-    )
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), _biased(config)
+    without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
+    shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
-        config.size("num_experts"),
+        _of_both(config, "num_experts", MOST_EXPERTS) if config.has_list("num_experts") else config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
         glu(config, bias, width * shared_count) if shared_count else None,
@@ -200,7 +222,7 @@ FAMILIES = {
     "ernie4_5_vl_moe_text": Family(
         _ernie4_5_vl_moe_text,
         {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
-        NO_COUNT,
+        NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         alone=False,
         modules={

@@ -22,7 +22,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
-    length_hint,
+    listed_kinds,
     moe,
     offset_rmsnorm,
     qk_norm,
@@ -40,7 +40,7 @@ def _step3p5(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    ranges = _first_layer_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.maybe("sliding_window")
     if window is None and "sliding" in ranges:
         raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
@@ -55,24 +55,11 @@ def _step3p5(config: Config) -> Table:
         glu(config, width=config.size("share_expert_dim")),
         **SIGMOID,
     )
-    networks = _first_layer_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
+    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
-
-
-def _first_layer_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer, from a list that may also contain multi-token-prediction layers."""
-    if config.get(field) is None:
-        return default
-    names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
-    extra_layers = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
-    if "" in names or len(names) not in (depth, depth + extra_layers):
-        raise config.wrong(
-            field, config.get(field), f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)
-        )
-    return names[:depth]
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:

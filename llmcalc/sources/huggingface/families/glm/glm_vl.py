@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope
+from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope, uncounted_prediction
 from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
 from .glm import GLM4_MODULES, HALVES_MODULES
 
@@ -35,6 +35,7 @@ def _glm4v_text(config: Config) -> Table:
 
 
 def _glm_ocr_text(config: Config) -> Table:
+    uncounted_prediction(config)
     return _dense(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
 
 

@@ -42,6 +42,7 @@ def _attention_kinds(config: Config) -> list[str]:
 
 
 def _exaone4(config: Config) -> Table:
+    uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = {
         "attention": attention(config, **qk_norm(norm)),
@@ -129,6 +130,8 @@ COMMON: dict[str, Any] = {
 
 IGNORED = frozenset(
     {
+        "mtp_loss_scaling_factor",
+        "mtp_share_layers",
         "scoring_func",
         "topk_method",
         "n_group",

@@ -7,6 +7,7 @@ transformers: models/nemotron, models/nemotron_h.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
@@ -55,7 +56,7 @@ def _nemotron(config: Config) -> Table:
     return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
 
 
-def _layer_kinds(config: Config) -> list[str]:
+def layer_kinds(config: Config) -> list[str]:
     """Returns the kind of each layer, from a list or from letters; their number is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     pattern: Any = config.get(field)
@@ -114,21 +115,32 @@ def _moe(config: Config, act: str) -> Table:
 
 
 def _nemotron_h(config: Config) -> Table:
+    return single_sublayers(config, [(kind, config) for kind in layer_kinds(config)])
+
+
+def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
+    """Returns a model of layers that are a single mixer or network. layers: the kind of each, and its fields."""
     uncounted_prediction(config)
     norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
-    names = _layer_kinds(config)
-    layer_parts: dict[str, Any] = {
-        "mamba": lambda: {"attention": _mamba(config), "feed_forward": NONE},
-        "attention": lambda: {"attention": hybrid_attention(config, position=None), "feed_forward": NONE},
-        "mlp": lambda: {
+    layer_parts: dict[str, Callable[[Config], Table]] = {
+        "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
+        "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},
+        "mlp": lambda fields: {
             "attention": NONE,
-            "feed_forward": {"type": "mlp", **mlp(config.size("intermediate_size"), act, config.flag("mlp_bias"))},
+            "feed_forward": {"type": "mlp", **mlp(fields.size("intermediate_size"), act, fields.flag("mlp_bias"))},
         },
-        "moe": lambda: {"attention": NONE, "feed_forward": _moe(config, act)},
+        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, act)},
     }
-    stack = stack_of_kinds(
-        {name: {**layer_parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
-    )
+    tables: dict[str, Table] = {}
+    names: list[str] = []
+    for kind, fields in layers:
+        table = {**layer_parts[kind](fields), "norm": norm, "norm_placement": "pre"}
+        same_kind = [name for name in tables if name.partition("_")[0] == kind]
+        new_name = f"{kind}_{len(same_kind)}" if same_kind else kind
+        name = next((name for name in same_kind if tables[name] == table), new_name)
+        tables[name] = table
+        names.append(name)
+    stack = stack_of_kinds(tables, names)
     return decoder(
         config, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
     )

@@ -181,6 +181,7 @@ FAMILIES = {
         text="qwen2",
         ties="text",
         uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
+        towers="Videollama3",
         uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
         ignored=LLAVA_FIELDS
         | frozenset(

@@ -30,19 +30,35 @@ def _kimi_k3(config: Config) -> Table:
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
     network_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
-    layers = []
-    for index, (mixer, network) in enumerate(zip(mixers.kinds, network_kinds, strict=True)):
-        label, residuals = f"{mixer}_{network}", {}
-        if block_size is not None:
-            finished, starts = ceil_div(index, block_size), index % block_size == 0
-            label += f"_{finished}" + ("_start" if starts else "")
-            residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        layers.append((label, {**changes[mixer], **changes[network], **residuals}))
-    stack = stack_of_layers(layers)
-    if block_size is not None:
-        base |= {"type": "block_residual", "attention_blocks": 1, "feed_forward_blocks": 1, "starts_block": False}
-        stack["streams"] = {"type": "block_residual", "blocks": ceil_div(depth, block_size), "norm": norm}
-    return decoder(config, base, norm, stack=stack)
+    layers = [
+        (f"{mixer}_{network}", {**changes[mixer], **changes[network]})
+        for mixer, network in zip(mixers.kinds, network_kinds, strict=True)
+    ]
+    if block_size is None:
+        return decoder(config, base, norm, stack=stack_of_layers(layers))
+    return block_residual_decoder(config, base, layers, block_size, idle_first=True)
+
+
+def block_residual_decoder(
+    config: Config, base: Table, layers: list[tuple[str, Table]], block_size: int, *, idle_first: bool = False
+) -> Table:
+    """Returns a decoder whose sublayers read the residual sums of all earlier blocks of `block_size` layers.
+
+    base: the layer that the others differ from.
+    layers: the kind of each layer and its changes.
+    idle_first: whether the first layer holds the weights with which attention reads finished blocks, of which it has
+        none.
+    """
+    placed_layers = []
+    for index, (layer_kind, changes) in enumerate(layers):
+        finished, starts = ceil_div(index, block_size), index % block_size == 0
+        residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
+        name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
+        idle = {"idle_residual": True} if idle_first and not index else {}
+        placed_layers.append((name, {**changes, **residuals, **idle}))
+    block = {**base, "type": "block_residual", "attention_blocks": 1, "feed_forward_blocks": 1, "starts_block": False}
+    streams = {"type": "block_residual", "blocks": ceil_div(len(layers), block_size), "norm": base["norm"]}
+    return decoder(config, block, base["norm"], stack={**stack_of_layers(placed_layers), "streams": streams})
 
 
 class _Mixers(NamedTuple):

@@ -1,8 +1,9 @@
-"""Ouro and LoopCoder: decoders whose layers run several times, with the same parameters in every step.
+"""Ouro, Nanbeige 4.2 and LoopCoder: decoders whose layers run several times, with the same parameters in every step.
 
 Ouro (Zhu et al. 2025, arXiv:2510.25741): each of the `total_ut_steps` steps runs all layers, and each of them caches
 keys and values of its own in every step. The final norm ends each step, and a gate of one output may end them early.
-LoopCoder (IQuest-Coder-V1 2026): the second step attends to the first one's keys and, nearby, to its own.
+Nanbeige 4.2 (2026, arXiv:2607.22083): Llama's layers in `num_loops` loops, with Ouro's caches, norms between loops and
+no gate. LoopCoder (IQuest-Coder-V1 2026): the second step attends to the first one's keys and, nearby, to its own.
 
 Sources: the modeling files in `Family.code`.
 """
@@ -13,7 +14,17 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, glu, listed_kinds, rmsnorm, rope
+
+OTHER_STRUCTURES = (
+    "enable_double_loop_split",
+    "loop_share_kv",
+    "enable_depth_attention",
+    "enable_hyper_connection",
+    "enable_mhc",
+    "qk_layernorm",
+)
+"""Fields of Nanbeige's code for structures that no published checkpoint has."""
 
 
 def _ouro(config: Config) -> Table:
@@ -29,6 +40,25 @@ def _ouro(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
     return decoder(config, block, norm, stack=stack)
+
+
+def _nanbeige(config: Config) -> Table:
+    """Reads Nanbeige 4.2. With weights for the losses of its loops, it runs one loop more than there are weights."""
+    for name in OTHER_STRUCTURES:
+        config.must(name, False)
+    for name in ("emb_neighbor_num", "insert_ngram_layer_idx"):
+        config.must(name, None, 0, [])
+    loss_weights: object = config.get("loop_loss_weights") or []
+    if not isinstance(loss_weights, list):
+        raise config.wrong("loop_loss_weights", loss_weights, "a list of numbers")
+    loop_count = len(loss_weights) + 1 if loss_weights else config.size("num_loops")
+    config.fields_read.add("num_loops")
+    if not config.flag("skip_loop_final_norm") and loop_count > 1:
+        config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=_steps(config, loop_count))
 
 
 def _loopcoder(config: Config) -> Table:
@@ -87,6 +117,31 @@ FAMILIES = {
         },
         frozenset({"early_exit_step", "early_exit_threshold", "chunk_size", "max_window_layers", "sliding_window"}),
         code="https://huggingface.co/ByteDance/Ouro-1.4B modeling_ouro.py",
+    ),
+    "nanbeige": Family(
+        _nanbeige,
+        {
+            "vocab_size": 166144,
+            "hidden_size": 3072,
+            "intermediate_size": 10752,
+            "num_hidden_layers": 22,
+            "num_attention_heads": 48,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "num_loops": 2,
+            "loop_loss_weights": None,
+            "skip_loop_final_norm": False,
+            "emb_neighbor_num": None,
+            "insert_ngram_layer_idx": None,
+            **dict.fromkeys(OTHER_STRUCTURES, False),
+        },
+        frozenset({"kv_channels"}),
+        code="https://huggingface.co/Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
     ),
     "iquestloopcoder": Family(
         _loopcoder,

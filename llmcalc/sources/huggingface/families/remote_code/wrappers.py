@@ -141,6 +141,7 @@ FAMILIES = {
         text="llama",
         ties="text",
         generates=True,
+        towers="HCXVision",
         code=f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
     ),
     **{
@@ -160,6 +161,7 @@ FAMILIES = {
             ("eagle_chat", "qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py"),
             ("Llama_Nemotron_Nano_VL", "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py"),
             ("NemotronH_Nano_VL_V2", "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py"),
+            ("pointsv1.5_chat", "qwen2", f"{SGLANG}points_v15_chat.py"),
         )
     },
     **{
@@ -171,16 +173,29 @@ FAMILIES = {
             ("opencua", "qwen2", f"{VLLM}opencua.py"),
             ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
             ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
-            ("sarashina2_vision", "llama", f"{SGLANG}sarashina2_vision.py"),
             ("mage_vl", "qwen3", f"{MLX_VLM}mage_vl"),
             ("llmjpvl", "llama", f"{MLX_VLM}llmjpvl"),
             ("locateanything", "qwen2", f"{MLX_VLM}locateanything"),
+            ("nvila", "qwen2", f"{SGLANG}nvila.py"),
+            ("nvila_lite", "qwen2", f"{SGLANG}nvila_lite.py"),
+            ("plamo2vl", "plamo2", f"{MLX_VLM}plamo2vl"),
+            ("bailing_moe_v3_vl", "bailing_hybrid", f"{VLLM}bailing_moe_v3_vl.py"),
         )
     },
     **{
         kind: Family(None, text=text, generates=True, ties="text", uncounted_encoders=encoders, code=code)
         for kind, text, encoders, code in (
             ("midashenglm", "qwen2_5_omni_text", {"audio_encoder_config": "dasheng"}, f"{VLLM}midashenglm.py"),
+            (
+                "molmo_point",
+                "molmo2_text",
+                {
+                    "vision_config": "molmo2_vision",
+                    "adapter_config": "molmo_point",
+                    "patch_location": "the heads that choose a patch, a subpatch and a location",
+                },
+                f"{MLX_VLM}molmo_point",
+            ),
             (
                 "funaudiochat",
                 "qwen3",
@@ -195,6 +210,27 @@ FAMILIES = {
             ),
         )
     },
+    "alpamayo2_super": Family(
+        None,
+        text="qwen3_vl",
+        text_section="vlm_config",
+        generates=True,
+        ties="text",
+        uncounted_encoders={
+            "vlm_config.vision_config": "qwen3_vl_vision",
+            "expert_config": "the expert that generates trajectories",
+        },
+        code=f"{VLLM}alpamayo2_super.py",
+    ),
+    "dots_vlm": Family(
+        None,
+        text="deepseek_v3",
+        ties="text",
+        generates=True,
+        towers="DotsVLM",
+        tower_file=READ_HERE,
+        code=f"{SGLANG}dots_vlm.py",
+    ),
     "lfm2_audio": Family(
         None,
         text="lfm2",
@@ -203,6 +239,14 @@ FAMILIES = {
         ties="text",
         uncounted_encoders={"encoder": "conformer", "depthformer": "a decoder of audio tokens"},
         code="https://github.com/Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",
+    ),
+    "sarashina2_vision": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        towers="Sarashina2Vision",
+        code=f"{SGLANG}sarashina2_vision.py",
     ),
     "phi3_v": Family(
         None,

@@ -1,0 +1,43 @@
+"""The encoders of questions and of passages of DPR: BERT without its pooler, read at the first token.
+
+Karpukhin et al. 2020 (arXiv:2004.04906). transformers: models/dpr.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import Table, architecture, encoder, layernorm, token_types
+from .bert import BERT_MODULES, COMMON, OLD, bert_act, bert_block, bert_head, bert_positions
+
+READER = "DPRReader"
+
+OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_norm")
+"""Nodes outside of the layers; BERT stands in a module of its own below that of the encoder."""
+
+
+def _dpr(config: Config) -> Table:
+    """Reads an encoder. The reader, which scores answers, is another class, with heads of its own."""
+    if architecture(config) == READER:
+        raise config.wrong("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
+    config.must("projection_dim", 0)
+    config.head = "none"
+    stack = {
+        "position": bert_positions(config),
+        "embedding_norm": layernorm(config.number("layer_norm_eps")),
+        **token_types(config.count("type_vocab_size")),
+    }
+    return encoder(config, bert_block(config), stack, bert_head(config, bert_act(config)), {})
+
+
+FAMILIES = {
+    "dpr": Family(
+        _dpr,
+        {**COMMON, "type_vocab_size": 2, "projection_dim": 0, "tie_word_embeddings": True},
+        OLD,
+        modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
+        quirks=Quirks(makes_mask=EVERY),
+        dropout=BERT_DROPOUT,
+    ),
+}

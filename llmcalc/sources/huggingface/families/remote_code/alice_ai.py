@@ -1,0 +1,74 @@
+"""Alice AI: Kimi delta attention, gated attention in some layers, block attention residuals and sigmoid routing.
+
+The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and its configuration class.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table, attention, glu, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
+from ..deepseek.deepseek import SIGMOID
+from ..recurrent.delta import FAMILIES as DELTA
+from ..recurrent.delta import LINEAR_OR_FULL
+from .experts import VLLM
+from .kimi_k3 import block_residual_decoder
+
+QWEN = DELTA["qwen3_next"]
+
+
+def _alice_ai(config: Config) -> Table:
+    for name, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
+        config.must(name, value)
+    config.must("mlp_only_layers", None, [])
+    config.must("router_score_function", "sigmoid")
+    if config.count("mtp_num_hidden_layers"):
+        config.notes.append("mtp_num_hidden_layers: the multi-token-prediction modules are not counted")
+    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    heads, head_dim = config.size("linear_num_value_heads"), config.size("linear_value_head_dim")
+    config.must("linear_num_key_heads", heads)
+    config.must("linear_key_head_dim", head_dim)
+    linear: Table = {
+        "type": "kimi_delta_attention",
+        "linear_num_heads": heads,
+        "linear_head_dim": head_dim,
+        "linear_conv_kernel_dim": config.size("linear_conv_kernel_dim"),
+        "norm_eps": config.number("rms_norm_eps"),
+    }
+    full = attention(config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm(norm))
+    shared_width = config.count("shared_expert_intermediate_size")
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=shared_width) if shared_width else None,
+        **({"shared_expert_gate": True} if shared_width else {}),
+        **SIGMOID,
+    )
+    period = config.size("full_attention_interval")
+    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full}}}
+    kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+    base: Table = {"norm": norm, "norm_placement": "pre", "attention": linear, "feed_forward": experts}
+    layers = [(kind, changes[kind]) for kind in kinds]
+    return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
+
+
+FAMILIES = {
+    "alice_ai": Family(
+        _alice_ai,
+        {
+            **QWEN.defaults,
+            "vocab_size": 129024,
+            "max_position_embeddings": 262144,
+            "linear_num_key_heads": 32,
+            "block_attn_res_block_size": 4,
+            "router_score_function": "sigmoid",
+            "router_bias_correction": True,
+            "mtp_num_hidden_layers": 1,
+        },
+        QWEN.ignored | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
+        aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
+        code=f"{VLLM}alice_ai.py",
+    ),
+}

@@ -1,0 +1,51 @@
+"""Nemotron-H-Puzzle: Nemotron-H, whose layers have sizes of their own (Nemotron 3 Puzzle 75B A9B).
+
+Sources: the modeling file in `Family.code`, and its ports in vLLM and SGLang (models/nemotron_h.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...config import Config
+from ...parts import Table
+from ..recurrent.nemotron import FAMILIES as NEMOTRON
+from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayers
+
+
+def _puzzle(config: Config) -> Table:
+    """Reads Nemotron-H-Puzzle: `block_configs` has the kind of each layer, and sizes that replace the model's own."""
+    blocks = config.get("block_configs")
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise config.wrong("block_configs", blocks, "a list with a table of fields for each layer")
+    layers = []
+    for i, block in enumerate(blocks):
+        layer = Config(
+            block,
+            {**config.defaults, **config.data},
+            config.model_type,
+            where=f"{config.where}block_configs[{i}].",
+            aliases=config.aliases,
+        )
+        kinds = {name: kind for name, kind in KINDS.items() if name == kind}
+        layers.append((layer.choice(kinds, "block_type"), layer))
+    kinds_of_layers = [kind for kind, _ in layers]
+    lists = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    if any(config.has(name) for name in lists) and layer_kinds(config) != kinds_of_layers:
+        raise config.wrong("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
+    table = single_sublayers(config, layers)
+    for _, layer in layers:
+        layer.from_defaults.clear()
+        config.fields_read |= layer.fields_read - layer.data.keys()
+        layer.close(frozenset(), config)
+    return table
+
+
+FAMILIES = {
+    "nemotron_h_puzzle": replace(
+        NEMOTRON["nemotron_h"],
+        read=_puzzle,
+        ignored=NEMOTRON["nemotron_h"].ignored | {"mtp_block_configs"},
+        code="https://huggingface.co/nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
+    ),
+}

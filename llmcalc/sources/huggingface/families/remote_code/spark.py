@@ -1,0 +1,52 @@
+"""Spark-X2.5: Llama's layers with a gate on each head's output, and sliding windows in three of four layers.
+
+Sources: the modeling file in `Family.code`, and its ports in SGLang (models/spark2_5.py) and MLX-LM.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm, rope, sliding_stack
+
+
+def _spark(config: Config) -> Table:
+    config.must("gate_attn_act_mode", "sigmoid")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
+    mixer = attention(
+        config,
+        position=rope(config, kind="full_attention"),
+        **gate,
+        **biases(config.flag("attention_bias"), *QKVO),
+    )
+    network = glu(config, config.flag("mlp_bias"))
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    if not config.has("layer_types"):
+        raise config.wrong(
+            "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
+        )
+    sliding: Table = {"position": rope(config, kind="sliding_attention")}
+    return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding))
+
+
+FAMILIES = {
+    "spark2_5": Family(
+        _spark,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "headwise_attn_output_gate": True,
+            "gate_attn_act_mode": "sigmoid",
+            "sliding_window": None,
+            "layer_types": None,
+            "tie_word_embeddings": False,
+        },
+        modules={"embed_tokens": "embedding", "self_attn.gate_proj": "g_proj", "self_attn.o_proj": "out_proj"},
+        code="https://huggingface.co/XHToken/Spark-X2.5-4B modeling_spark.py",
+    ),
+}

@@ -1,0 +1,141 @@
+"""Published configs of models whose own code names or counts fields otherwise than a class of transformers does.
+
+`tests/data/own_code_configs.json` has their texts with their sources, and the published numbers of parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.registry import read, read_config
+from llmcalc.witnesses.transformers import build
+from tests.builders import spec_of
+from tests.families import shapes_of
+
+RECORDS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "own_code_configs.json").read_text()
+)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = RECORDS[name]["config"]
+    return config
+
+
+def text_of(name: str) -> dict[str, Any]:
+    section: dict[str, Any] = config_of(name)["text_config"]
+    return section
+
+
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if "published" in record])
+def test_a_published_number_of_parameters(name: str) -> None:
+    assert llmcalc.params(config_of(name)).total == RECORDS[name]["published"]
+
+
+def as_exaone4() -> dict[str, Any]:
+    text = text_of("exaone-4.5-33b-fp8")
+    kinds = text["layer_types"][: text["num_hidden_layers"]]
+    return {**text, "model_type": "exaone4", "layer_types": kinds, "tie_word_embeddings": False}
+
+
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "aria-chat": (
+        "AriaTextForCausalLM",
+        {**text_of("aria-chat"), "model_type": "aria_text", "intermediate_size": 1664},
+    ),
+    "emu3.5": ("Qwen3ForCausalLM", {**config_of("emu3.5"), "model_type": "qwen3"}),
+    "exaone-4.5-33b-fp8": ("Exaone4ForCausalLM", as_exaone4()),
+    "got": ("Qwen2ForCausalLM", {**config_of("got"), "model_type": "qwen2"}),
+    "hyperclovax-think-32b": (
+        "HyperCLOVAXForCausalLM",
+        {**text_of("hyperclovax-think-32b"), "tie_word_embeddings": False},
+    ),
+}
+"""Config → a class of transformers with the same layers, and the config under that class's names."""
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_with_the_same_layers_has_the_counted_parameters(name: str) -> None:
+    cls, fields = CLASSES[name]
+    fields = {
+        key: value for key, value in fields.items() if key not in ("quantization_config", "auto_map", "_name_or_path")
+    }
+    model = build({**fields, "architectures": [cls]}, to_run=False)
+    assert llmcalc.params(config_of(name)).total == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_emu3_is_read_as_its_converted_repository() -> None:
+    assert llmcalc.params(config_of("emu3-chat")).total == llmcalc.params(config_of("emu3-chat-hf")).total
+
+
+def test_ernies_own_code_lists_text_and_image_experts() -> None:
+    config = config_of("ernie-4.5-vl-28b-a3b-thinking")
+    converted = {
+        name: value for name, value in config.items() if not name.startswith("moe_layer") and name != "auto_map"
+    } | {"model_type": "ernie4_5_vl_moe_text", "architectures": [], "moe_num_experts": 64}
+    assert read_config(config, "lm")[0]["decoder"] == read_config(converted, "lm")[0]["decoder"]
+    with pytest.raises(InputError, match=r"moe_num_experts: a list; expected the same number for text and for images"):
+        read({**config, "moe_num_experts": [64, 32]})
+    with pytest.raises(InputError, match=r"moe_layer_end_index: 20; expected 27 or more"):
+        read({**config, "moe_layer_end_index": 20})
+
+
+def test_ernies_own_code_has_no_shared_experts_by_default() -> None:
+    """The model is published as 424 B; two shared experts in each of its 51 layers would be 9.0 B more."""
+    total = llmcalc.params(config_of("ernie-4.5-vl-424b-a47b")).total
+    assert 422e9 < total < 424e9
+
+
+def test_layers_that_predict_further_tokens_may_end_a_list_of_layers() -> None:
+    exaone = config_of("exaone-4.5-33b-fp8")
+    text = exaone["text_config"]
+    assert len(text["layer_types"]) == text["num_hidden_layers"] + 1
+    reading = read(exaone)
+    assert "num_nextn_predict_layers: the multi-token-prediction modules are not counted" in reading.notes
+    with pytest.raises(InputError, match=r"text_config.layer_types: a list; expected 64 times"):
+        read({**exaone, "text_config": {**text, "layer_types": text["layer_types"] * 2}})
+    ocr = read(config_of("glm-ocr"))
+    assert "num_nextn_predict_layers: the multi-token-prediction modules are not counted" in ocr.notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        ("hyperclovax_vlm", "vision_config"),
+        ("sarashina2_vision", "vision_config"),
+        ("videollama3_qwen2", "vision_encoder_config"),
+    ],
+)
+def test_a_wrapper_whose_class_is_named_as_a_text_model_names_its_encoder(kind: str, section: str) -> None:
+    notes = llmcalc.load({**shapes_of(kind)[0], section: {"depth": 2}}).notes
+    assert any(note.startswith(f"its encoder is not counted: {section}") for note in notes)
+
+
+def test_a_model_may_be_named_none() -> None:
+    assert llmcalc.load(config_of("got")).name == "none"
+
+
+def test_fields_of_a_training_run_are_no_sizes() -> None:
+    config = {**shapes_of("xlm")[0], "batch_size": 16, "beam_size": 1, "n_gpu_per_node": 8, "world_size": 32}
+    assert spec_of(config) == spec_of(shapes_of("xlm")[0])
+
+
+def test_a_wrapper_is_known_by_its_class_and_its_encoders_are_counted_or_named() -> None:
+    """The checkpoint of HyperCLOVA X SEED Think has 33 B parameters, its encoder of images included."""
+    config = config_of("hyperclovax-think-32b")
+    assert config["model_type"] == "vlm"
+    assert round(llmcalc.params(config, with_towers=True).total / 1e9, 1) == 33.3
+    omni = {
+        **config,
+        "audio_config": {"model_type": "qwen2_audio_encoder"},
+        "discrete_audio_config": {"model_type": "x"},
+    }
+    notes = llmcalc.load(omni).notes
+    assert "its encoder is not counted: audio_config: 'qwen2_audio_encoder' is not supported" in notes
+    assert "its encoder is not counted: discrete_audio_config: 'x' is not supported" in notes
