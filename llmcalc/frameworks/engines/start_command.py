@@ -1,0 +1,51 @@
+"""The command that starts a server: an engine's own words, the model's hub id, and flags as users type them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ...sources.names import is_hub_id
+from ...sources.preset import Preset
+from .engine import Engine
+
+
+def hub_id(preset: Preset) -> str | None:
+    """Returns the hub id under which an engine finds a model's weights; None for a model of a file, or a changed one."""
+    names = (preset.asked, preset.name, *preset.aliases)
+    return None if preset.changes else next((name for name in names if is_hub_id(name)), None)
+
+
+def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
+    """Returns the command that starts a replica with these flags; None if no command does: without published weights,
+    and for a scheme of `--quantize` that the engine does not apply to them when it loads them.
+
+    flags: field name → value, as of `Engine.memory_on`.
+    """
+    model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
+    if model is None or scheme_flags is None or not engine.start:
+        return None
+    repository, _, revision = model.partition("@")
+    words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
+    try:
+        for name, value in {**flags, **scheme_flags}.items():
+            words += [engine.typed(name), *([] if value is True else [_typed_value(value)])]
+    except LookupError:
+        return None
+    return shlex.join(words)
+
+
+def _typed_value(value: Any) -> str:
+    """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
+    if isinstance(value, Preset):
+        return _draft_id(value)
+    return json.dumps(value, default=_draft_id) if isinstance(value, (dict, list)) else str(value)
+
+
+def _draft_id(draft: Preset) -> str:
+    model = hub_id(draft)
+    if model is None:
+        raise LookupError
+    return model
