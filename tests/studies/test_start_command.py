@@ -51,7 +51,9 @@ def test_no_command_starts_what_an_engine_finds_no_weights_of() -> None:
     llama = llmcalc.load("llama3-8b")
     assert hub_id(llmcalc.load("llama3-8b", num_hidden_layers=2)) is None
     assert hub_id(load_text('{"model_type": "gpt2"}', "config.json", "config.json")) is None
-    assert hub_id(load_text('{"model_type": "gpt2"}', "org/name", "org/name")) == "org/name"  # as the page names a model
+    assert (
+        hub_id(load_text('{"model_type": "gpt2"}', "org/name", "org/name")) == "org/name"
+    )  # as the page names a model
     assert hub_id(llama) == "meta-llama/Meta-Llama-3-8B"
     assert start_command(engine("vllm"), llama, {}, "awq-int4-g128") is None
     assert start_command(engine("tensorrt-llm"), llama, {}, "fp8-dynamic") is None

@@ -93,10 +93,12 @@ def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: 
     page = visit("#m=llama3.1-70b&s.devices=8")
     seen(page, "serve")
     panel = page.locator("#serve")
-    panel.get_by_label("Engine").select_option("sglang")
-    panel.get_by_label("Weights").select_option("fp8-dynamic")
-    panel.get_by_label("KV cache").select_option("fp8")
-    until(page, "window.llmcalc.serve.engine.name === 'sglang' && window.llmcalc.serve.chosen?.options.kv_dtype === 'fp8'")
+    panel.locator("label:has(> span:text-is('Engine')) select").select_option("sglang")
+    panel.locator("label:has(> span:text-is('Weights')) select").select_option("fp8-dynamic")
+    panel.locator("label:has(> span:text-is('KV cache')) select").select_option("fp8")
+    until(
+        page, "window.llmcalc.serve.engine.name === 'sglang' && window.llmcalc.serve.chosen?.options.kv_dtype === 'fp8'"
+    )
     shown(page, run, "serve")
     chosen = page.evaluate("window.llmcalc.serve.chosen")
     assert chosen["command"].startswith("python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B")
@@ -104,7 +106,7 @@ def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: 
     assert " ".join(panel.locator(".launch code").inner_text().split()) == chosen["command"]
     server = page.evaluate("window.llmcalc.serve.servers[window.llmcalc.serve.chosen.server]")
     assert f"{server['kv_tokens'] * server['replicas']:,}" in panel.locator(".worst").inner_text()
-    panel.get_by_label("Weights").select_option("awq-int4-g128")
+    panel.locator("label:has(> span:text-is('Weights')) select").select_option("awq-int4-g128")
     until(page, "window.llmcalc.serve.chosen?.options.quantize === 'awq-int4-g128'")
     until(page, "document.querySelector('#serve .launch') === null")
     assert "give the engine a checkpoint in awq-int4-g128" in panel.inner_text()
