@@ -40,9 +40,7 @@ def text() -> str:
         f"  {name}: {json.dumps({'option': setting.option, **kind(setting)})},\n" for name, setting in settings.items()
     ]
     head = "// Written by web/declared_settings.py from the declarations of llmcalc's settings.\n"
-    served = [
-        name for name in FOLDERS if engine(name).layout_flags is not None
-    ]  # whose servers under load are modelled
+    served = [name for name in FOLDERS if engine(name).layout_flags is not None]
     listed = f"export const FRAMEWORKS = {json.dumps(FRAMEWORKS)};\nexport const ENGINES = {json.dumps(served)};\n"
     return f"{head}export const DECLARED = {{\n{''.join(lines)}}};\n{listed}"
 

@@ -57,6 +57,9 @@ def test_no_command_starts_what_an_engine_finds_no_weights_of() -> None:
     assert hub_id(llama) == "meta-llama/Meta-Llama-3-8B"
     assert start_command(engine("vllm"), llama, {}, "awq-int4-g128") is None
     assert start_command(engine("tensorrt-llm"), llama, {}, "fp8-dynamic") is None
+    for quantized in ("gpt-oss-20b", "deepseek-v3"):  # mxfp4 and fp8 as published
+        assert start_command(engine("vllm"), llmcalc.load(quantized), {}) is not None
+        assert start_command(engine("vllm"), llmcalc.load(quantized), {}, "fp8-dynamic") is None
     assert start_command(engine("llama.cpp"), llama, {}) is None
 
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from ...sources.names import is_hub_id
 from ...sources.preset import Preset
+from ...units import DTYPE_BITS
 from .engine import Engine
+
+PLAIN_BITS = 16
+"""Bits of a weight from which on published weights are not quantized."""
 
 
 def hub_id(preset: Preset) -> str | None:
@@ -20,11 +24,13 @@ def hub_id(preset: Preset) -> str | None:
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
     """Returns the command that starts a replica with these flags; None if no command does: without published weights,
-    and for a scheme of `--quantize` that the engine does not apply to them when it loads them.
+    and for a scheme of `--quantize` that the engine does not apply when it loads them, or not to quantized ones.
 
     flags: field name → value, as of `Engine.memory_on`.
     """
     model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
+    if quantize is not None and (preset.stored_as is not None or DTYPE_BITS.get(preset.dtype, 16) < PLAIN_BITS):
+        return None  # an engine applies a scheme to plain weights alone
     if model is None or scheme_flags is None or not engine.start:
         return None
     repository, _, revision = model.partition("@")
