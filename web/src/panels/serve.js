@@ -67,7 +67,7 @@ function table(found) {
 function launch({ command, options, replicas }) {
   if (!command) return options.quantize ? h("p", { class: "quiet" }, t("To start it, give the engine a checkpoint in {0}.", options.quantize)) : "";
   made.start.write(command);
-  return [h("h3", {}, replicas > 1 ? t("Start each of its {0} replicas", integer(replicas)) : t("Start it")), made.start.row];
+  return h("div", { class: "start" }, h("h3", {}, replicas > 1 ? t("Start each of its {0} replicas", integer(replicas)) : t("Start it")), made.start.row);
 }
 
 /** Time per output token against users, with its range, and the limit. */
@@ -109,7 +109,7 @@ function paint() {
   const said = chosen
     ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
     : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${translated(why)} (${many})`).join(", "))];
-  made.body.replaceChildren(h("p", { class: "quiet said" }, said), ...(chosen ? [launch(chosen)].flat() : []),
+  made.body.replaceChildren(h("p", { class: "quiet said" }, said), chosen ? launch(chosen) : "",
     found.servers.length ? table(found) : "",
     ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),
     shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",
