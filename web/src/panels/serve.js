@@ -28,7 +28,7 @@ function make() {
     choice("serve", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
     choice("serve", "engine", t("Engine"), changed, { note: t("The program that serves the model; by its own rule weights and cache fit"), names: { vllm: "vLLM", sglang: "SGLang", "tensorrt-llm": "TensorRT-LLM" } }),
     choice("serve", "quantize", t("Weights"), changed, { names: { auto: t("as published"), "fp8-dynamic": "fp8", "awq-int4-g128": t("4 bits (AWQ)"), nvfp4: "nvfp4" } }),
-    choice("serve", "kv_dtype", t("KV cache"), changed, { names: { auto: t("the engine's default") } }),
+    choice("serve", "kv_dtype", t("KV cache"), changed, { names: { auto: t("default") } }),
     number("serve", "devices", t("devices"), changed, { note: t("Of the whole server; by default as few as keep the limit"), empty: t("as needed") }),
     number("serve", "concurrency", t("users at once"), changed, { note: t("Requests that are answered at the same time") }),
     number("serve", "input", t("tokens in"), changed, { note: t("Of a prompt") }),
