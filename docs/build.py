@@ -5,14 +5,15 @@
 Pages are prepared in a folder of their own: commands stand above their outputs, plots and figures are drawn with the
 words of the language's labels.toml, formulas become MathML, the reference is written from the program, and links that
 lead out of docs/ become text. Afterwards the switch of languages of each page is led to the same page in the other
-language, which has the same path in its folder; and each page gets a Content-Security-Policy that lets it use the
-site's own files alone, for which scripts within pages become files.
+language, which has the same path in its folder; its head says so too, and what the page is about; and each page gets a
+Content-Security-Policy that lets it use the site's own files alone, for which scripts within pages become files.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,6 +53,12 @@ POLICY = (
 """{}: hash of the one style that the theme's script adds, to its search. data: icons of its style sheets."""
 
 ADDED_STYLE = re.compile(r"""\("style",\{\},([\w$]+)\.toString\(\)\)""")
+
+ALTERNATE = re.compile(r'<link rel="alternate" href="[^"]*" hreflang="([^"]*)">')
+DESCRIPTION = re.compile(r'(<meta name="description" content=")[^"]*">')
+PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
+LEAST, MOST = 25, 200
+"""Characters of a paragraph that says what a page is about, and of a description."""
 
 SWITCH = re.compile(r'(<a href=")([^"]*)(" hreflang="([^"]*)")')
 
@@ -162,28 +170,70 @@ def home() -> str:
     return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
 
 
+def published_at() -> str:
+    """The address of the documentation's site, which pyproject.toml states."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"])
+
+
 def configured(source: Path, place: str) -> str:
     """A language's zensical.toml, with the address that it is published at, which pyproject.toml states."""
-    site = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
-    address = f"{site}{place}/" if place else site
+    address = f"{published_at()}{place}/" if place else published_at()
     return (source / "zensical.toml").read_text().replace("[project]\n", f'[project]\nsite_url = "{address}"\n', 1)
 
 
+def contents(pages: Path, settings: str) -> None:
+    """Gives each folder of pages without one a first page, which links to the part of the navigation that it is in."""
+    for name, entries in (item for part in tomllib.loads(settings)["project"]["nav"] for item in part.items()):
+        if isinstance(entries, str):
+            continue
+        listed = {file: title for entry in entries for title, file in entry.items()}
+        for folder in {Path(file).parent for file in listed} - {Path()}:
+            if not (pages / folder / "index.md").exists():
+                rows = (f"- [{title}]({os.path.relpath(file, folder)})\n" for file, title in listed.items())
+                (pages / folder / "index.md").write_text(f"# {name}\n\n{''.join(rows)}")
+
+
 def switched(folder: Path) -> None:
-    """Leads the switch of languages to the same page in the other language, or to its home if it has no such page."""
+    """Leads the switch of languages to the same page in the other language, or to its home if it has no such page; says
+    to search engines where a page stands in each language, and what it is about.
+    """
     places = {
         tomllib.loads((source / "zensical.toml").read_text())["project"]["theme"]["language"]: folder / place
         for place, source in languages().items()
     }
     for file in folder.rglob("*.html"):
         path = file.relative_to(owner(file, places.values()))
+        same = {language: place / path for language, place in places.items() if (place / path).exists()}
 
-        def one(match: re.Match[str], file: Path = file, path: Path = path) -> str:
-            same = places[match[4]] / path
-            link = os.path.relpath(same, file.parent) if same.exists() and same.name != "404.html" else match[2]
+        def leads(match: re.Match[str], file: Path = file, same: Mapping[str, Path] = same) -> str:
+            page = same.get(match[4])
+            link = match[2] if page is None or page.name == "404.html" else os.path.relpath(page, file.parent)
             return f"{match[1]}{link}{match[3]}"
 
-        file.write_text(SWITCH.sub(one, file.read_text()))
+        def alternate(match: re.Match[str], same: Mapping[str, Path] = same) -> str:
+            page = same.get(match[1])
+            address = "" if page is None else address_of(page, folder)
+            return address and f'<link rel="alternate" href="{address}" hreflang="{match[1]}">'
+
+        text = ALTERNATE.sub(alternate, SWITCH.sub(leads, file.read_text()))
+        if file.name != "index.html" and (about := summary(text)):
+            text = DESCRIPTION.sub(lambda match, about=about: f'{match[1]}{html.escape(about)}">', text)
+        file.write_text(text)
+
+
+def address_of(page: Path, folder: Path) -> str:
+    """Where a page of the site is published; a folder's first page by the folder."""
+    path = page.relative_to(folder).as_posix()
+    return published_at() + path.removesuffix("index.html")
+
+
+def summary(text: str) -> str:
+    """The first paragraph of a page of HTML, cut where a description of it ends; empty if it has none."""
+    for paragraph in PARAGRAPH.findall(text.partition("<article")[2]):
+        words = html.unescape(re.sub(r"<[^>]+>", "", paragraph)).split()
+        if sum(map(len, words)) > LEAST:
+            return textwrap.shorten(" ".join(words), MOST, placeholder=" …")
+    return ""
 
 
 def hash_of_search_style(folder: Path) -> str:
@@ -242,6 +292,7 @@ def build(folder: Path) -> None:
             shutil.copy(DOCS / "site.css", pages)
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
+            contents(pages, (work / "zensical.toml").read_text())
             (work / "llmcalc").symlink_to(ROOT / "llmcalc")
             (work / "fields.py").symlink_to(DOCS / "fields.py")
             subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)

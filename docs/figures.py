@@ -1,4 +1,5 @@
-"""Drawings that explain: where norms stand in a layer, and what kinds of attention keep of a token.
+"""Drawings that explain: where norms stand in a layer, what kinds of attention keep of a token, and how deep presets
+with and without experts are.
 
 A page has one as `<!-- figure: NAME: what it shows -->`; `docs/build.py` draws it, with the words of a language's
 labels.toml.
@@ -107,7 +108,36 @@ def heads(axes: Axes) -> None:
     axes.set(xlim=(-4.2, 36.8), ylim=(-1.5, 5.2))
 
 
-FIGURES = {"norms": (norms, 10.0, 3.9), "heads": (heads, 10.0, 1.65)}
+def depths(axes: Axes) -> None:
+    """Draws the layers of every decoder of at least a billion parameters against its parameters."""
+    from llmcalc.costs.params import params
+    from llmcalc.reports.palette import COMPONENTS
+    from llmcalc.sources.presets import load_preset, model_names
+    from llmcalc.studies.selection import has_experts
+
+    points: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+    for spec in (load_preset(name).model for name in model_names()):
+        total = params(spec).total
+        if spec.kind == "decoder" and total >= LEAST:
+            points[has_experts(spec)].append((total, spec.main.num_hidden_layers))
+    looks = {False: ("dense", COMPONENTS["attention"], "o"), True: ("mixture of experts", COMPONENTS["experts"], "s")}
+    for experts, (name, colour, marker) in looks.items():
+        totals, layers = zip(*points[experts], strict=True)
+        axes.scatter(totals, layers, s=16, alpha=0.6, label=name, color=colour, marker=marker, lw=0)
+    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="layers")
+    axes.set_xticks([10**9, 10**10, 10**11, 10**12], ["1 B", "10 B", "100 B", "1 T"])
+    axes.set_yticks([16, 32, 64, 128], ["16", "32", "64", "128"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, lw=0.5, color="0.9")
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, loc="upper left")
+
+
+LEAST = 10**9
+"""Parameters of the smallest model of `depths`."""
+
+FIGURES = {"norms": (norms, 10.0, 3.9), "heads": (heads, 10.0, 1.65), "depths": (depths, 7.2, 3.4)}
 """Name → the function that draws it, width and height in inches."""
 
 
@@ -118,7 +148,8 @@ def draw(name: str, file: Path) -> None:
     function, width, height = FIGURES[name]
     figure = new_figure(width, height)
     axes = figure.subplots()
-    axes.axis("off")
-    axes.set_aspect("equal")
+    if function is not depths:  # which alone has scales
+        axes.axis("off")
+        axes.set_aspect("equal")
     function(axes)
     file.write_bytes(figure_bytes(figure, file.suffix[1:]))

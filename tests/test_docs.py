@@ -127,6 +127,7 @@ def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
     page.on("pageerror", lambda error: messages.append(str(error)))
     try:
         names = ["index.html", "guide.html", "proof.html", "reference/index.html", "handbook/shapes.html"]
+        assert all((site / name).exists() for name in names)
         for name in [one for one in (*names, *(f"zh/{one}" for one in names)) if (site / one).exists()]:
             page.goto(f"{address}/{name}")
             page.wait_for_selector(".js body, body")
@@ -151,6 +152,33 @@ def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
         context.close()
         server.shutdown()
         server.server_close()
+
+
+def test_search_engines_are_told_of_each_page_and_its_languages(site: Path) -> None:
+    """A page has its own description, and its address in each language that it is in; no other page's."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+    alternate = re.compile(r'<link rel="alternate" href="([^"]*)" hreflang="(\w+)">')
+    expected = {"handbook/norms.html": ("en", "zh"), "proof.html": ("en",), "zh/guide.html": ("en", "zh")}
+    for name, codes in expected.items():
+        path = name.removeprefix("zh/")
+        places = {code: f"{address}{'zh/' if code == 'zh' else ''}{path}" for code in codes}
+        assert {code: link for link, code in alternate.findall((site / name).read_text())} == places
+    described = re.compile(r'<meta name="description" content="([^"]*)">')
+    found = {file: described.findall(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+    assert all(len(texts) == 1 for texts in found.values())
+    own = [texts[0] for file, texts in found.items() if file.name != "index.html"]
+    assert max(map(own.count, own)) == 1
+    assert found[site / "handbook" / "norms.html"][0].startswith("A norm rescales each token")
+
+
+def test_every_folder_of_pages_has_a_first_page(site: Path) -> None:
+    """An address that ends in a folder, such as /reference/, shows what is in it."""
+    folders = {file.parent for file in site.rglob("*.html")}
+    assert {site / "reference", site / "how-to", site / "zh" / "tutorials"} <= folders
+    for folder in folders:
+        links = Page((folder / "index.html").read_text()).links
+        pages = {page.name for page in folder.glob("*.html")} - {"index.html", "404.html"}
+        assert pages <= {link.partition("#")[0].rpartition("/")[2] for link in links}, folder
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
+from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
+from ..studies.serving import Point, Server, Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded
@@ -242,6 +243,8 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
             f"rule of {study.engine.title}"
         )
         notes.append(f"likely {duration(float(chosen_server.point.tpot.estimate))} a token")
+        command = _start_command(study, server)
+        notes += [] if command is None else [f"each replica starts with: {command}"]
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
     if study.trace is not None:
@@ -332,7 +335,7 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "price": study.price,
         "servers": listed_servers,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
-        "chosen": _chosen_data(servers, servers.chosen),
+        "chosen": _chosen_data(study, servers),
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},
         "not_counted": list(NOT_COUNTED),
@@ -361,7 +364,15 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
     }
 
 
-def _chosen_data(servers: Servers, chosen_server: Chosen | None) -> dict[str, Any] | None:
+def _start_command(study: ServeStudy, server: Server) -> str | None:
+    """Returns the command that starts a replica; None if none does alone, as for replicas of two kinds."""
+    if server.group is not None:
+        return None
+    return start_command(study.engine, study.preset, server.flags, server.quantize)
+
+
+def _chosen_data(study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
+    chosen_server = servers.chosen
     if chosen_server is None:
         return None
     server = servers.servers[chosen_server.index]
@@ -371,5 +382,6 @@ def _chosen_data(servers: Servers, chosen_server: Chosen | None) -> dict[str, An
         "devices": server.devices,
         "replicas": server.replicas,
         "disaggregated": _group_data(server),
+        "command": _start_command(study, server),
         **point_data(chosen_server.point),
     }

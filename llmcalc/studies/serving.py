@@ -180,6 +180,7 @@ class Server:
     replica: what computes its times. memory: what the engine does with a rank's memory.
     most_sequences: requests that a replica, or a group of them, holds.
     replicas: number of copies. price: money of a device and hour; None if not given.
+    flags: the engine's flags that start a replica.
     group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
     """
 
@@ -189,6 +190,7 @@ class Server:
     replica: Replica
     memory: EngineMemory
     most_sequences: int
+    flags: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
     price: float | None = None
     group: Disaggregated | None = None
@@ -436,7 +438,8 @@ class ServeStudy:
             raise ImpossibleLayout(str(error)) from None
         at_once = int(memory.settings.get(engine.step_sequences) or capacity)
         most_requests = max(1, min(capacity, at_once)) * layout_sizes.dp
-        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
+        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
+        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, of which some compute prompts and the others decode.

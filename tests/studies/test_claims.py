@@ -6,6 +6,7 @@ norms), the test asserts that on a spec with these assumptions; presets show its
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -548,3 +549,122 @@ def test_sparse_attention_reads_2048_keys_and_scores_the_others_17_times_as_chea
     assert per_key / (2 * 64 * 128) == 17
     keys = layers * 128 * 2  # of the indexer, in bf16
     assert llmcalc.kv("deepseek-v3.2", seq=seq).bytes - llmcalc.kv("deepseek-v3", seq=seq).bytes == seq * keys
+
+
+# --- positions, norms, experts: what the handbook says ----------------------------------------------------------------
+
+
+def test_the_slowest_pair_of_rope_turns_once_in_54410_tokens() -> None:
+    """2π·b^((d − 2)/d) for d = 128 and b = 10,000, and 2,559,196 for the 500,000 of Llama 3: of the frequencies that
+    transformers makes of the models' configs.
+    """
+    for base, tokens in ((10_000.0, 54_410), (500_000.0, 2_559_196)):
+        assert round(2 * math.pi / float(frequencies(base)[-1])) == tokens
+
+
+def frequencies(base: float, **scaling: Any) -> Any:
+    """The angles per token of a head of 128, as transformers computes them."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    return LlamaRotaryEmbedding(rotary_config(rope_theta=base, **scaling)).inv_freq
+
+
+def rotary_config(**rope: Any) -> Any:
+    from transformers import LlamaConfig
+
+    rope = {"rope_type": "default", **rope}
+    return LlamaConfig(hidden_size=256, num_attention_heads=2, max_position_embeddings=16384, rope_parameters=rope)
+
+
+def test_interpolation_ntk_and_yarn_change_the_angles_alone() -> None:
+    """Chen 2023: all angles / s. NTK: with the base b·s^(d/(d − 2)) the slowest is divided by s, the fastest is kept.
+    Peng 2023, §3.2 and §3.4: fast pairs kept, slow ones divided, logits times (0.1·ln s + 1)²: 1.296 for s = 4.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain, factor = frequencies(10_000.0), 4.0
+    ratios = plain / frequencies(10_000.0, rope_type="linear", factor=factor)
+    assert ratios.tolist() == pytest.approx([factor] * len(plain))
+    stretched = frequencies(10_000.0 * factor ** (128 / 126))
+    assert float(plain[-1] / stretched[-1]) == pytest.approx(factor, rel=1e-5)
+    assert float(plain[0] / stretched[0]) == 1
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 4096}
+    ratios = plain / frequencies(10_000.0, **yarn)
+    assert (float(ratios[0]), float(ratios[-1])) == (pytest.approx(1), pytest.approx(factor))
+    assert bool((ratios.diff() >= -1e-4).all())
+    scale = ROPE_INIT_FUNCTIONS["yarn"](rotary_config(rope_theta=10_000.0, **yarn), "cpu")[1]
+    assert scale**2 == pytest.approx(1.296, abs=5e-4)
+
+
+def test_sinusoids_and_rotations_depend_on_the_distance() -> None:
+    """Vaswani 2017, §3.5; Su 2021, §3.4.1."""
+    import torch
+
+    angles = frequencies(10_000.0).double()
+
+    def vector(position: int) -> Any:
+        return torch.cat([torch.sin(position * angles), torch.cos(position * angles)])
+
+    def turned(pairs: Any, position: int) -> Any:
+        return pairs * torch.exp(1j * position * angles)
+
+    assert float(vector(7) @ vector(19)) == pytest.approx(float(torch.cos(12 * angles).sum()))
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 64, dtype=torch.complex128)
+    scores = [(turned(query, m).conj() * turned(key, m + 12)).sum().real for m in (0, 7, 3000)]
+    assert [float(score) for score in scores] == pytest.approx([float(scores[0])] * 3)
+
+
+def test_norms_take_as_long_as_a_copy() -> None:
+    """An H100 computes 20 operations in fp32 in the time in which it moves a byte, so 80 for the 4 bytes of a number
+    that a norm reads and writes in bf16; RMSNorm does 4 operations with it, LayerNorm 7.
+    """
+    from llmcalc.sources.hardware import find_hardware
+
+    device = find_hardware("h100-sxm")
+    per_byte = device.peak_flops["float32"] / device.memory_bandwidth
+    assert round(per_byte) == 20
+    assert max(4, 7) < 4 * per_byte / 10
+
+
+def test_the_critical_depth_of_4096_lies_between_32_and_64_layers() -> None:
+    """Fahim & Karim 2026: depth grows as C^0.12 and width as C^0.34, 2.8 times as fast in the exponent; beyond a depth
+    that grows as h^0.44 more layers raise the loss, as of 64 against 32 layers.
+    """
+    shapes = llmcalc.shape("llama3-8b", literature=True).report().data["shapes"]
+    (own,) = [shape for shape in shapes if shape["num_hidden_layers"] == 32]
+    assert own["literature"]["critical_depth"] == pytest.approx(16 * (4096 / 512) ** 0.44)
+    assert 32 < own["literature"]["critical_depth"] < 64
+    assert round(0.34 / 0.12, 1) == 2.8
+
+
+def test_a_balancing_loss_is_least_when_experts_are_chosen_alike() -> None:
+    """Fedus 2021, §2.2: α·E·Σ f_i·P_i is α for an even router and α·E for one that has collapsed; transformers' own
+    function counts t choices a token.
+    """
+    import torch
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    experts = 8
+    even = torch.eye(experts).repeat(4, 1) * 1e-3
+    collapsed = torch.zeros(32, experts)
+    collapsed[:, 0] = 50
+    losses = [float(load_balancing_loss_func((logits,), experts, top_k=1)) for logits in (even, collapsed)]
+    assert losses == pytest.approx([1, experts], rel=1e-3)
+
+
+def test_capacity_drops_what_comes_beyond_it() -> None:
+    """With a capacity of 1.25, an expert that is asked for twice its share drops 37.5 % of its tokens."""
+    tokens, experts, top, capacity = 1024, 8, 2, Fraction(5, 4)
+    share = Fraction(top * tokens, experts)
+    assert (2 * share - capacity * share) / (2 * share) == Fraction(3, 8)
+
+
+def test_weight_decay_forgets_in_33333_steps() -> None:
+    """Loshchilov & Hutter 2019, algorithm 2: w ← w − η·λ·w, for η = 3e-4 and λ = 0.1 without gradients."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    weight.grad = torch.zeros(1, dtype=torch.float64)
+    torch.optim.AdamW([weight], lr=3e-4, weight_decay=0.1).step()
+    assert float(weight.detach()) ** round(1 / (3e-4 * 0.1)) == pytest.approx(math.exp(-1), rel=1e-4)

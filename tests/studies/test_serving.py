@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import llmcalc
+from llmcalc.errors import InputError
 from tests.in_process import command
 
 MODEL = ("llama3.1-8b", "--hardware", "h100", "--input", "4k", "--output", "512")
@@ -221,3 +223,15 @@ def test_prompts_on_replicas_of_their_own(run: Any) -> None:
 )
 def test_refused_ways_to_divide_replicas(run: Any, words: tuple[str, ...], message: str) -> None:
     assert message in refusal(run, *MODEL, *words)
+
+
+def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
+    """Groups of 128 weights divide Qwen3 4B's 9,728 columns over up to 4 ranks; over 8, no rank has whole groups."""
+    servers = llmcalc.serve("qwen3-4b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128").result
+    assert {server.sizes.tp for server in servers.servers} == {1, 2, 4}
+    assert servers.why_not["the layout does not divide the model"] >= 1
+    expected = r"--tp 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of group_size 128"
+    with pytest.raises(InputError, match=expected):
+        llmcalc.memory("qwen3-4b", engine="vllm", hardware="h100", tp=8, quantize="awq-int4-g128")
+    with pytest.raises(InputError, match=r"--quantize awq-int4-g128: .*2,880 columns"):  # the whole model cannot either
+        llmcalc.serve("gpt-oss-20b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128")

@@ -28,7 +28,7 @@ VALUE = re.compile(r"\{\d\}")
 
 NAMES = re.compile(
     r"--[\w-]+( [\w:+.,-]+)?|'[^']*'|\b(num_\w+|[a-z]+_[a-z_]+|max_position_embeddings)\b|torch\.compile[\w ]*|hub id"
-    r"|\(text model\)"
+    r"|\(text model\)|vllm serve|python -m|trtllm-serve"
 )
 """What is the same in every language: options, quoted values, names of fields."""
 
@@ -116,6 +116,34 @@ def test_sentences_of_servers_and_costs_are_in_chinese() -> None:
         result, errors = ask("cost", model="qwen3-0.6b", options=options)
         assert result is not None, errors
         sentences |= {*result["cost"]["notes"]}
+    assert left(sentences) == {}
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("gpt-oss-20b", {"quantize": "awq-int4-g128"}),
+    ("lfm2-24b-a2b", {"engine": "tensorrt-llm"}),
+    ("mamba2-2.7b", {}),
+    ("whisper-large-v2", {"engine": "sglang"}),
+    ("qwen3-0.6b", {"hardware": "tpu-v5e"}),
+    ("qwen3-0.6b", {"hardware": "mi300x", "engine": "tensorrt-llm"}),
+    ("qwen3-0.6b", {"engine": "tensorrt-llm", "kv_dtype": "fp8", "concurrency": 10**6}),
+    ("pythia-1b", {"input": 4096, "hardware": "l4"}),
+    ("deepseek-v3", {"hardware": "rtx-4090", "devices": 8}),
+]
+"""Servers that are refused, and those with reasons or warnings."""
+
+
+def test_refused_servers_and_runs_are_in_chinese() -> None:
+    sentences: set[str] = set()
+    for model, more in REFUSED:
+        result, errors = ask("serve", model=model, options={"hardware": "h100-sxm", **SERVED, **more})
+        sentences |= errors
+        sentences |= set() if result is None else {*result["serve"]["notes"], *result["serve"]["why_not"]}
+    for model in ("jamba-v0.1", "bloom-7b1", "gpt-oss-20b", "glm-4.6"):
+        sentences |= ask("cost", model=model, options={"hardware": "h100-sxm", "devices": 1, "tokens": "1T"})[1]
+    lora = {"seq": 512, "lora_rank": 16, "base": "nf4", "recompute": "full"}
+    sentences |= ask("training", model="deepseek-v3.2", settings={**lora, "lora_targets": "v_proj"})[1]
+    assert len(sentences) > len(REFUSED)
     assert left(sentences) == {}
 
 

@@ -235,7 +235,13 @@ def test_every_field_of_a_link_is_read() -> None:
     values |= {
         name: own.get(start, str(int(start) + 1) if start.isdigit() else "") for name, (_, start) in settings().items()
     }
-    values |= {"r.recompute": "full", "a.base": "nf4"}
+    values |= {
+        "r.recompute": "full",
+        "a.base": "nf4",
+        "s.engine": "sglang",
+        "s.quantize": "fp8-dynamic",
+        "s.kv_dtype": "fp8",
+    }
     (changed,) = restored("&".join(f"{name}={value}" for name, value in values.items()))
     for name in USUAL:
         assert changed[NAMES[name]] != plain[NAMES[name]], name

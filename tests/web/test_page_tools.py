@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from .loading import PATIENCE, Open, bridge, inaccessible, settled, until
+from .test_memory_panels import seen
 
 pytestmark = pytest.mark.browser
 
@@ -131,6 +133,28 @@ def test_a_picture_has_the_colours_of_the_panel(visit: Open) -> None:
     legend = page.locator("#legend i").count()
     root = ElementTree.parse(svg.value.path()).getroot()
     assert len([box for box in root.findall(f"{SVG}rect") if box.get("width") == "10"]) == legend
+
+
+def test_a_picture_in_chinese_has_whole_lines_and_no_room_for_controls(visit: Open) -> None:
+    """Chinese is broken between any two characters, and a table is wider than a telephone."""
+    page = visit("zh/#m=llama3-8b", 390)
+    seen(page, "serve")
+    with page.expect_download() as svg:
+        page.click("[data-name=serve] .save button:has-text('SVG')")
+    root = ElementTree.parse(svg.value.path()).getroot()
+    written = [text for text in root.findall(f"{SVG}text") if text.text]
+    said = re.sub(r"\s", "", page.locator("#serve .said").inner_text())
+    lines = [re.sub(r"\s", "", text.text or "") for text in written]
+    shown = [line for line in lines if line in said]
+    assert said in "".join(shown)
+    assert max(map(len, shown)) < len(said) / 2
+    assert any(line == "token/秒" for line in lines)  # a column that the page shows after scrolling
+    panel = page.locator("[data-name=serve]").bounding_box()
+    left_out = sum(
+        page.locator(f"#serve {name}").bounding_box()["height"] for name in (".settings", ".start", ".command")
+    )
+    assert float(root.get("height", 0)) < panel["height"] - 0.8 * left_out
+    assert page.locator("#serve .settings").is_visible()
 
 
 def test_a_model_that_fits_no_accelerator_leads_to_the_servers(visit: Open) -> None:

@@ -5,6 +5,7 @@ The tests of what Python answers need no browser (5 s). The others are marked, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,15 @@ Run = Callable[..., Any]
 SERVERS: list[tuple[str, dict[str, Any]]] = [
     ("llama3-8b", {"hardware": "h100-sxm", "concurrency": 64, "input": 4096, "output": 1024, "tpot": 30, "price": 2.5}),
     ("deepseek-v2-lite", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
+    (
+        "qwen3-8b",
+        {"hardware": "h100-sxm", "engine": "sglang", "quantize": "fp8-dynamic", "kv_dtype": "fp8", "devices": 2}
+        | {"concurrency": 16, "input": 1024, "output": 256},
+    ),
+    (
+        "qwen3-8b",
+        {"hardware": "h100-sxm", "engine": "tensorrt-llm", "concurrency": 16, "input": 1024, "output": 256},
+    ),
 ]
 COST: dict[str, Any] = {"hardware": "h100-sxm", "devices": 64, "tokens": "1T", "price": 2.5}
 
@@ -32,13 +42,13 @@ QUESTIONS: list[Question] = [
 def words(options: dict[str, Any]) -> list[str]:
     """Settings as options; the page's limit of a token's time is in milliseconds."""
     texts = {name: f"{value}ms" if name == "tpot" else str(value) for name, value in options.items()}
-    return [word for name, value in texts.items() for word in (f"--{name}", value)]
+    return [word for name, value in texts.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.exhaustive)],
-    ids=["dense", "experts"],
+    [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.exhaustive), SERVERS[2]],
+    ids=["dense", "experts", "engine and formats"],
 )
 def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Run) -> None:
     assert ask("serve", model=model, options=options)["serve"] == printed(run, "serve", model, *words(options))
@@ -76,6 +86,31 @@ def test_servers_and_their_load(visit: Open, run: Run) -> None:
     until(page, "window.llmcalc.serve.chosen === null")
     assert page.inner_text("#serve .said").startswith("No server keeps the limit")
     assert "s.tpot=1" in page.url
+
+
+@pytest.mark.browser
+def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: Run) -> None:
+    page = visit("#m=llama3.1-70b&s.devices=8")
+    seen(page, "serve")
+    panel = page.locator("#serve")
+    panel.locator("label:has(> span:text-is('Engine')) select").select_option("sglang")
+    panel.locator("label:has(> span:text-is('Weights')) select").select_option("fp8-dynamic")
+    panel.locator("label:has(> span:text-is('KV cache')) select").select_option("fp8")
+    until(
+        page, "window.llmcalc.serve.engine.name === 'sglang' && window.llmcalc.serve.chosen?.options.kv_dtype === 'fp8'"
+    )
+    shown(page, run, "serve")
+    chosen = page.evaluate("window.llmcalc.serve.chosen")
+    assert chosen["command"].startswith("python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B")
+    assert {"--quantization fp8", "--kv-cache-dtype fp8_e4m3"} <= set(re.findall(r"--\S+ \S+", chosen["command"]))
+    assert " ".join(panel.locator(".launch code").inner_text().split()) == chosen["command"]
+    server = page.evaluate("window.llmcalc.serve.servers[window.llmcalc.serve.chosen.server]")
+    assert f"{server['kv_tokens'] * server['replicas']:,}" in panel.locator(".worst").inner_text()
+    panel.locator("label:has(> span:text-is('Weights')) select").select_option("awq-int4-g128")
+    until(page, "window.llmcalc.serve.chosen?.options.quantize === 'awq-int4-g128'")
+    until(page, "document.querySelector('#serve .launch') === null")
+    assert "give the engine a checkpoint in awq-int4-g128" in panel.inner_text()
+    assert inaccessible(page) == {}
 
 
 @pytest.mark.browser

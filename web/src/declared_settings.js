@@ -71,3 +71,4 @@ export const DECLARED = {
   framework_version: {"option": "--framework-version", "kind": "text"},
 };
 export const FRAMEWORKS = ["torch", "fsdp2", "megatron", "deepspeed"];
+export const ENGINES = ["vllm", "sglang", "tensorrt-llm"];

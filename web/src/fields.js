@@ -2,7 +2,7 @@
 import { h, here } from "./dom.js";
 import { integer } from "./format.js";
 import { FIELDS, options } from "./training_settings.js";
-import { commandLine } from "./shell.js";
+import { commandLine, commandParts } from "./shell.js";
 import { state, target } from "./state.js";
 import { t } from "./words.js";
 
@@ -65,14 +65,14 @@ export function check(group, name, title, changed, note) {
   return { row: h("label", { class: "check", title: note }, input, h("span", {}, title)), update: () => { input.checked = state[group][name]; } };
 }
 
-/** The same on the command line, with a button that copies it. */
-export function line() {
-  const code = h("code", { tabindex: 0, role: "group", "aria-label": t("The same on the command line") });
+/** A command with a button that copies it: the same on the command line, or another. named: what it is. kind: its class. */
+export function line(named = t("The same on the command line"), kind = "command") {
+  const code = h("code", { tabindex: 0, role: "group", "aria-label": named });
   const button = h("button", { type: "button", onclick: async () => {
     button.textContent = await navigator.clipboard.writeText(code.textContent).then(() => t("Copied"), () => t("Not allowed"));
     setTimeout(() => { button.textContent = t("Copy"); }, 1500);
   } }, t("Copy"));
-  return { row: h("div", { class: "command" }, code, button), write: (text) => { code.textContent = text; } };
+  return { row: h("div", { class: kind }, code, button), write: (text) => code.replaceChildren(...commandParts(text)) };
 }
 
 /** `llmcalc memory TARGET --phase training …` with the options of these groups. */

@@ -1,7 +1,7 @@
 // A panel as a picture that stands alone: what can be seen of it, as SVG, with a line that says where it comes from.
 import { s } from "./dom.js";
 
-const LEFT_OUT = "button, input, select, label, details, .settings, .command, .asked, .save, .status, .more, .near, .hint, [hidden]";
+const LEFT_OUT = "button, input, select, label, details, .settings, .command, .start, .asked, .save, .status, .more, .near, .hint, [hidden]";
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-family", "text-anchor", "paint-order"];
 const MARGIN = 16, SOURCE = 12, LINE = 16; // pixels: around the panel; size and distance of the lines of the source
 const ink = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -36,19 +36,26 @@ function drawing(svg, left, top) {
   return copy;
 }
 
-/** The lines of a text as they are broken here: [words, box]. */
+/** The lines of a text as they are broken here: [words, box]. A word that is broken itself, as Chinese is between any two
+    characters, is taken character by character. */
 function lines(text) {
   const runs = [], range = document.createRange();
-  for (const { 0: word, index } of text.data.matchAll(/\S+/g)) {
-    range.setStart(text, index);
-    range.setEnd(text, index + word.length);
-    const box = range.getBoundingClientRect(), last = runs.at(-1);
-    if (!box.width) continue;
+  function put(from, to, gap) {
+    range.setStart(text, from);
+    range.setEnd(text, to);
+    const tops = [...range.getClientRects()].map((box) => box.top), box = range.getBoundingClientRect(), last = runs.at(-1);
+    if (!box.width) return;
+    if (to - from > 1 && Math.max(...tops) - Math.min(...tops) > 3) {
+      for (let at = from; at < to; at += 1) put(at, at + 1, gap && at === from);
+      return;
+    }
+    const word = text.data.slice(from, to);
     if (last && Math.abs(last.box.top - box.top) < 3) {
-      last.words.push(word);
+      last.words += gap ? ` ${word}` : word;
       last.right = box.right;
-    } else runs.push({ words: [word], box, right: box.right });
+    } else runs.push({ words: word, box, right: box.right });
   }
+  for (const { 0: word, index } of text.data.matchAll(/\S+/g)) put(index, index + word.length, true);
   return runs;
 }
 
@@ -58,14 +65,14 @@ function written(text, left, top) {
   const { fontBoundingBoxAscent: above, fontBoundingBoxDescent: below } = ink.measureText("x");
   return lines(text).map(({ words, box, right }) => s("text", {
     x: (end ? right : box.left) - left, y: box.top - top + (box.height - above - below) / 2 + above, fill: plain(styles.color), "text-anchor": end ? "end" : "start",
-    "font-size": styles.fontSize, "font-weight": styles.fontWeight, "font-family": styles.fontFamily.replaceAll('"', "'"),
-  }, words.join(" ")));
+    "font-size": styles.fontSize, "font-weight": styles.fontWeight, "font-family": styles.fontFamily.replaceAll('"', "'"), "letter-spacing": styles.letterSpacing,
+  }, words));
 }
 
 function filled(element, left, top) {
-  const { backgroundColor: colour, borderRadius } = getComputedStyle(element), box = element.getBoundingClientRect();
+  const { backgroundColor: colour, borderRadius, opacity } = getComputedStyle(element), box = element.getBoundingClientRect();
   if (clear(colour) || !box.width) return [];
-  return [s("rect", { x: box.left - left, y: box.top - top, width: box.width, height: box.height, rx: parseFloat(borderRadius) || 0, fill: plain(colour) })];
+  return [s("rect", { x: box.left - left, y: box.top - top, width: box.width, height: box.height, rx: parseFloat(borderRadius) || 0, fill: plain(colour), "fill-opacity": opacity })];
 }
 
 function* parts(element, left, top) {
@@ -91,11 +98,22 @@ function broken(text, width) {
 
 /** An SVG element of what a panel shows. source: the words below it. */
 export function picture(panel, source) {
-  const { left, top, width } = panel.getBoundingClientRect(), { backgroundColor, color } = getComputedStyle(panel);
-  const drawn = [...parts(panel, left, top)];
-  const low = Math.max(...[...panel.querySelectorAll("svg, p, li, tr, output, .bar, .legend, figure, .figure")].filter((element) => !element.closest(LEFT_OUT)).map((element) => element.getBoundingClientRect().bottom - top));
+  const controls = [...panel.querySelectorAll(LEFT_OUT)], before = controls.map(({ style }) => style.display);
+  for (const { style } of controls) style.display = "none"; // so that they leave no room; nothing is painted meanwhile
+  try {
+    return drawn(panel, source);
+  } finally {
+    controls.forEach(({ style }, i) => { style.display = before[i]; });
+  }
+}
+
+function drawn(panel, source) {
+  const { left, top, width: wide } = panel.getBoundingClientRect(), { backgroundColor, color } = getComputedStyle(panel);
+  const content = [...parts(panel, left, top)], seen = [...panel.querySelectorAll("svg, p, li, tr, output, .bar, .legend, figure, .figure")].map((element) => element.getBoundingClientRect());
+  const tables = [...panel.querySelectorAll("table")].map((table) => table.getBoundingClientRect().right - left + MARGIN); // which scroll on a narrow page
+  const width = Math.ceil(Math.max(wide, ...tables)), low = Math.max(...seen.map(({ bottom }) => bottom - top));
   const below = broken(source, width - 2 * MARGIN), height = Math.ceil(low + 2 * MARGIN + LINE * below.length);
-  return s("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height }, s("rect", { width, height, fill: plain(backgroundColor) }), drawn,
+  return s("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height }, s("rect", { width, height, fill: plain(backgroundColor) }), content,
     below.map((line, i) => s("text", { x: MARGIN, y: height - MARGIN + 4 - LINE * (below.length - 1 - i), "font-size": SOURCE, "font-family": "system-ui, sans-serif", fill: plain(color), opacity: 0.7 }, line)));
 }
 

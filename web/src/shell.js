@@ -1,4 +1,5 @@
 // Words of a POSIX shell, for the commands that the page shows beside a button that copies them.
+import { h } from "./dom.js";
 
 const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 
@@ -7,3 +8,6 @@ export const quoted = (word) => (PLAIN.test(word) ? word : `'${word.replaceAll("
 
 /** The command of these words. */
 export const commandLine = (...words) => words.map(quoted).join(" ");
+
+/** A command in parts between which a line may be broken: before an option, not within its hyphens. */
+export const commandParts = (text) => text.split(/ (?=-)/).flatMap((part, i) => [i ? " " : "", h("span", {}, part)]);

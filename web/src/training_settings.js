@@ -1,7 +1,7 @@
 // How a model is served, trained, and over which devices: the settings of the panels further down. One table says what each
 // is in the link, in a question to Python (fields of llmcalc's Settings and LayoutRequest), and as an option of the command
 // line.
-import { DECLARED, FRAMEWORKS } from "./declared_settings.js";
+import { DECLARED, ENGINES, FRAMEWORKS } from "./declared_settings.js";
 
 const READS = {
   number: ({ least, most }) => (text) => (/^\d{1,8}$/.test(text) && +text >= least && +text <= most ? +text : undefined),
@@ -64,10 +64,14 @@ export const FIELDS = {
   },
   serve: {
     hardware: HARDWARE,
+    engine: field("engine", "vllm", "vllm", { option: "--engine", of: ENGINES }),
+    quantize: field("quantize", "auto", "auto", { option: "--quantize", of: ["auto", "fp8-dynamic", "awq-int4-g128", "nvfp4"] }),
+    kv_dtype: field("kv_dtype", "auto", "auto", { option: "--kv-dtype", of: ["auto", "fp8"] }),
     concurrency: whole("concurrency", 64, 2 ** 16),
     input: whole("input", 4096),
     output: whole("output", 1024),
     tpot: field("tpot", 30, null, { option: "--tpot", kind: "decimal", least: 0.1, most: 60000, word: (value) => `${value}ms` }),
+    devices: field("devices", null, null, { option: "--devices", kind: "number", least: 1, most: 1024 }),
     price: PRICE,
   },
   cost: {

@@ -6,6 +6,7 @@ const VALUE = "((?:[^;]|;(?! ))+?)"; // a sentence of several parts is translate
 const literal = (template) => template.replace(/\{\d\}/g, "").length;
 const OUTSIDE = { "; ": /; (?![^(]*\))/, ", ": /, (?![^(]*\))/ }; // separators outside of brackets
 const JOINS = { "; ": "；", ", ": "，" };
+const COUNTED = /^(.+) \((\d[\d,]*)\)$/s; // a reason, and for how many it holds
 const NAMED = /^([^:;]{1,60}): (.+)$/s; // what a sentence is about before it: the name of a model, an option with its value
 
 /** table: template → its translation. Returns a function: sentence → the same in that language, as far as the table goes. */
@@ -35,6 +36,8 @@ export function translator(table) {
         if (meanings.some((meaning, i) => meaning !== parts[i])) return meanings.join(JOINS[mark]);
       }
     }
+    const [, reason, many] = COUNTED.exec(text) ?? [];
+    if (many && said(reason) !== reason) return `${said(reason)}（${many}）`;
     const [, name, rest] = NAMED.exec(text) ?? [];
     const meaning = rest && said(rest);
     return meaning && meaning !== rest ? `${name}：${meaning}` : text;

@@ -25,10 +25,19 @@ from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from ...algebra import Number, ceil_div, floor_div
+from ...errors import InputError
 from .base import Parts
 
 FP32, INT32 = 4, 4
 Whole: TypeAlias = Literal["row", "tensor"]
+
+
+class IndivisibleMatrix(InputError):
+    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and why, without a remedy."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

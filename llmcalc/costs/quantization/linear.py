@@ -23,7 +23,7 @@ from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
 from .base import WITHOUT, Parts, Scheme, WeightSite, plain
-from .formats import LinearFormat
+from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
 Scope: TypeAlias = Literal["linear", "experts"]
@@ -93,9 +93,9 @@ class LinearScheme(Scheme):
             matrix_count, n_out, n_in = _matrix_shapes(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
-                raise self._unsupported_error(
-                    f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
-                )
+                remedy = "expected another scheme, or a model whose sizes it can hold"
+                error = self._unsupported_error(f"{site.path}: {reason}; {remedy}")
+                raise IndivisibleMatrix(str(error), f"{site.path}: {reason}")
             yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"

@@ -125,6 +125,8 @@ class Engine:
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
     draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
         `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
+    start: words of the command that starts it, up to the model's name; empty if none is known.
+    applied_schemes: scheme of `--quantize` → the flags with which it applies it to published weights as it loads them.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -147,6 +149,8 @@ class Engine:
     draft_flags: FromFile | None = None
     step_tokens: str = ""
     step_sequences: str = ""
+    start: tuple[str, ...] = ()
+    applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on accelerators of this vendor, or of an unknown vendor."""

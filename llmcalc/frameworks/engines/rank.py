@@ -12,6 +12,7 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
+from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse
@@ -20,7 +21,7 @@ from ...errors import InputError, MissingExtra
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
 from ...optional import included
-from ...parallel.layout import ONE_DEVICE, Layout
+from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ...parallel.rank_model import RankModel, rank_model
 from ...record import Record
 from ...sources.preset import Preset
@@ -126,7 +127,15 @@ class EngineRank:
         """Bytes of the rank's weights, with the image and audio encoders that it loads."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
-        return self._weights(self.model, self.scheme)
+        try:
+            return self._weights(self.model, self.scheme)
+        except IndivisibleMatrix as error:
+            self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
+            scheme = self.scheme or "the published format"
+            raise ImpossibleLayout(
+                f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
+                "another scheme"
+            ) from None
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, which ranks divide evenly, even inside a quantization block."""

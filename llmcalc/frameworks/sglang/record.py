@@ -32,4 +32,6 @@ ENGINE = Engine(
     layout_flags=FromFile(__package__, "changes:layout_flags"),
     step_tokens="chunked_prefill_size",
     step_sequences="max_running_requests",
+    start=("python", "-m", "sglang.launch_server", "--model-path"),
+    applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
 )

@@ -34,4 +34,5 @@ ENGINE = Engine(
     layout_flags=FromFile(__package__, "changes:layout_flags"),
     step_tokens="max_num_tokens",
     step_sequences="max_batch_size",
+    start=("trtllm-serve",),
 )

@@ -34,4 +34,6 @@ ENGINE = Engine(
     draft_flags=FromFile(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
+    start=("vllm", "serve"),
+    applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
 )

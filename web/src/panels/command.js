@@ -1,6 +1,6 @@
 // The same numbers on the command line.
 import { $ } from "../dom.js";
-import { commandLine } from "../shell.js";
+import { commandLine, commandParts } from "../shell.js";
 import { state, target } from "../state.js";
 
 export function command(model, kind) {
@@ -10,5 +10,5 @@ export function command(model, kind) {
 }
 
 export function draw({ model }) {
-  $("command").textContent = command(model.model, model.answer?.params.model.kind);
+  $("command").replaceChildren(...commandParts(command(model.model, model.answer?.params.model.kind)));
 }

@@ -26,13 +26,17 @@ function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
     choice("serve", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
+    choice("serve", "engine", t("Engine"), changed, { note: t("The program that serves the model; by its own rule weights and cache fit"), names: { vllm: "vLLM", sglang: "SGLang", "tensorrt-llm": "TensorRT-LLM" } }),
+    choice("serve", "quantize", t("Weights"), changed, { names: { auto: t("as published"), "fp8-dynamic": "fp8", "awq-int4-g128": t("4 bits (AWQ)"), nvfp4: "nvfp4" } }),
+    choice("serve", "kv_dtype", t("KV cache"), changed, { names: { auto: t("default") } }),
+    number("serve", "devices", t("devices"), changed, { note: t("Of the whole server; by default as few as keep the limit"), empty: t("as needed") }),
     number("serve", "concurrency", t("users at once"), changed, { note: t("Requests that are answered at the same time") }),
     number("serve", "input", t("tokens in"), changed, { note: t("Of a prompt") }),
     number("serve", "output", t("tokens out"), changed, { note: t("Of an answer") }),
     number("serve", "tpot", t("most ms a token"), changed, { note: t("The limit of the time per output token, likely value"), empty: t("none") }),
     number("serve", "price", t("price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
-  made = { controls, line: line(), body: h("div", {}) };
+  made = { controls, line: line(), start: line(t("The command that starts it"), "launch"), body: h("div", {}) };
   $("serve").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "serve-status", class: "status", role: "status" }), made.body, made.line.row);
 }
 
@@ -49,14 +53,21 @@ const at = (server, users) => server.curve.filter((point) => point.concurrency <
 
 function table(found) {
   const users = found.limits.concurrency, limit = found.limits.tpot, priced = found.price !== null;
-  const head = [t("server"), t("devices"), t("users"), t("first token"), t("a token"), t("likely"), t("tokens/s"), priced ? t("a million tokens") : t("tokens/s a device")];
+  const head = [t("server"), t("devices"), t("cache, tokens"), t("users"), t("first token"), t("a token"), t("likely"), t("tokens/s"), priced ? t("a million tokens") : t("tokens/s a device")];
   const rows = found.servers.map((server, i) => ({ server, i, point: at(server, users) })).sort((a, b) => (b.i === found.chosen?.server) - (a.i === found.chosen?.server) || a.server.devices - b.server.devices);
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("Servers that hold the model") }, h("table", { class: "plan servers" },
     h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", {}, rows.slice(0, ROWS).map(({ server, i, point }) => h("tr", { class: i === found.chosen?.server ? "worst" : "" },
-      h("th", { scope: "row" }, named(server.options)), h("td", {}, integer(server.devices)), h("td", {}, point.concurrency < users ? t("{0} at most", integer(point.concurrency)) : integer(point.concurrency)),
+      h("th", { scope: "row" }, named(server.options)), h("td", {}, integer(server.devices)), h("td", {}, integer(server.replicas * server.kv_tokens)), h("td", {}, point.concurrency < users ? t("{0} at most", integer(point.concurrency)) : integer(point.concurrency)),
       h("td", {}, range(point.ttft)), h("td", {}, range(point.tpot)), h("td", {}, limit !== null && point.tpot.estimate > limit ? t("{0}, too slow", seconds(point.tpot.estimate)) : seconds(point.tpot.estimate)),
       h("td", {}, integer(point.output_tokens_per_second)), h("td", {}, priced ? point.cost_per_million.toPrecision(3) : integer(point.per_device)))))));
+}
+
+/** The engine's own command for the chosen server. */
+function launch({ command, options, replicas }) {
+  if (!command) return options.quantize ? h("p", { class: "quiet" }, t("To start it, give the engine a checkpoint in {0}.", options.quantize)) : "";
+  made.start.write(command);
+  return h("div", { class: "start" }, h("h3", {}, replicas > 1 ? t("Start each of its {0} replicas", integer(replicas)) : t("Start it")), made.start.row);
 }
 
 /** Time per output token against users, with its range, and the limit. */
@@ -98,7 +109,7 @@ function paint() {
   const said = chosen
     ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
     : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${translated(why)} (${many})`).join(", "))];
-  made.body.replaceChildren(h("p", { class: "quiet said" }, said),
+  made.body.replaceChildren(h("p", { class: "quiet said" }, said), chosen ? launch(chosen) : "",
     found.servers.length ? table(found) : "",
     ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),
     shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",

@@ -6,7 +6,7 @@ import { bytes, flops, integer, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { readout } from "../readout.js";
 import { ask, Refused } from "../python.js";
-import { commandLine } from "../shell.js";
+import { commandLine, commandParts } from "../shell.js";
 import { asked, state, target } from "../state.js";
 import { t, translated } from "../words.js";
 
@@ -107,7 +107,7 @@ function paint() {
   const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--kv-dtype", state.kv);
   const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, t("The numbers of {0} as a table", one.title)), table(one));
   const figures = [h("figure", {}), h("figure", {})];
-  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, translated(one.table.notes[0])), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": t("The same on the command line") }, `$ ${command}`));
+  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, translated(one.table.notes[0])), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": t("The same on the command line") }, "$ ", commandParts(command)));
   chart(figures[0], drawn, one.band, { key: "flops_per_token", write: flops, base: 10, what: t("FLOPs per token at {0} tokens, forward pass", tokens(state.ctx)) });
   chart(figures[1], drawn, one.band, { key: "kv_bytes_per_token", write: bytes, base: 2, what: t("KV cache per token, {0}", state.kv) });
 }

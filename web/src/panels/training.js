@@ -11,6 +11,8 @@ import { t } from "../words.js";
 const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
 const NEAR = [0.4, 1.3]; // capacities that the chart marks: more and less than these parts of the peak
 const RANK = 16; // of adapters, where only the format of the frozen weights is chosen
+const SHORT = { forward: t("forward"), backward: t("backward"), step: t("step") }; // names of phases where there is no room
+const pixels = (name) => [...name].reduce((sum, character) => sum + (character < "\u2e80" ? 6.5 : 11.5), 0); // of a label, roughly
 const LABEL = 21; // pixels between two names of capacities
 
 let made = null, view = null, answer = null, width = 0;
@@ -114,8 +116,8 @@ function timeline(place, used, fits) {
   const starts = points.flatMap((point, i) => (i === 0 || points[i - 1].phase !== point.phase ? [i] : []));
   const names = starts.map((from, k) => {
     const to = starts[k + 1] ?? points.length, middle = (X(from) + X(to)) / 2, { phase } = points[from];
-    const name = 6.4 * PHASES[phase].length < X(to) - X(from) ? PHASES[phase] : phase;
-    return [from ? s("path", { class: "rule", d: `M${X(from)} ${TOP - 6}V${HEIGHT - BOTTOM}` }) : "", s("text", { x: Math.min(middle, wide - RIGHT - 3.3 * name.length), y: 12, "text-anchor": "middle" }, name)];
+    const name = pixels(PHASES[phase]) < X(to) - X(from) ? PHASES[phase] : SHORT[phase];
+    return [from ? s("path", { class: "rule", d: `M${X(from)} ${TOP - 6}V${HEIGHT - BOTTOM}` }) : "", s("text", { x: Math.min(middle, wide - RIGHT - pixels(name) / 2), y: 12, "text-anchor": "middle" }, name)];
   });
   const capacities = marks(fits, peak, Y).map((fit) => [s("path", { class: "here", d: `M${LEFT} ${Y(fit.usable_bytes)}H${wide - RIGHT}` }), s("text", { class: "name", x: LEFT + 6, y: Y(fit.usable_bytes) - 4 }, fit.hardware)]);
   const cursor = s("path", { class: "cursor" }), dot = s("circle", { class: "dot", r: 4 });

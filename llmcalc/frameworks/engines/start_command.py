@@ -1,0 +1,57 @@
+"""The command that starts a server: an engine's own words, the model's hub id, and flags as users type them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ...sources.names import is_hub_id
+from ...sources.preset import Preset
+from ...units import DTYPE_BITS
+from .engine import Engine
+
+PLAIN_BITS = 16
+"""Bits of a weight from which on published weights are not quantized."""
+
+
+def hub_id(preset: Preset) -> str | None:
+    """Returns the hub id under which engines find a model's weights; None for a changed model, or one of a file."""
+    names = (preset.asked, preset.name, *preset.aliases)
+    return None if preset.changes else next((name for name in names if is_hub_id(name)), None)
+
+
+def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
+    """Returns the command that starts a replica with these flags; None if no command does: without published weights,
+    and for a scheme of `--quantize` that the engine does not apply when it loads them, or not to quantized ones.
+
+    flags: field name → value, as of `Engine.memory_on`.
+    """
+    model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
+    if quantize is not None and (preset.stored_as is not None or DTYPE_BITS.get(preset.dtype, 16) < PLAIN_BITS):
+        return None  # an engine applies a scheme to plain weights alone
+    if model is None or scheme_flags is None or not engine.start:
+        return None
+    repository, _, revision = model.partition("@")
+    words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
+    try:
+        for name, value in {**flags, **scheme_flags}.items():
+            words += [engine.typed(name), *([] if value is True else [_typed_value(value)])]
+    except LookupError:
+        return None
+    return shlex.join(words)
+
+
+def _typed_value(value: Any) -> str:
+    """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
+    if isinstance(value, Preset):
+        return _draft_id(value)
+    return json.dumps(value, default=_draft_id) if isinstance(value, (dict, list)) else str(value)
+
+
+def _draft_id(draft: Preset) -> str:
+    model = hub_id(draft)
+    if model is None:
+        raise LookupError
+    return model

@@ -1,0 +1,77 @@
+"""The command that starts a server of `serve`: llmcalc's own reader of launch files finds the same server in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.frameworks.engines.registry import engine
+from llmcalc.frameworks.engines.start_command import hub_id, start_command
+from llmcalc.sources.target import load_text
+
+REQUESTS = {"concurrency": 8, "input": 1024, "output": 256}
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "vllm": ("llama3.1-70b", "h100", {"kv_dtype": "auto,fp8"}),
+    "vllm, experts": ("qwen3-30b-a3b", "h200", {"devices": 4}),
+    "vllm, fp8": ("llama3.1-8b", "l4", {"quantize": "fp8-dynamic"}),
+    "sglang": ("qwen3-30b-a3b", "h200", {"engine": "sglang", "devices": 4}),
+    "sglang, fp8": ("llama3.1-8b", "h100", {"engine": "sglang", "quantize": "fp8-dynamic", "kv_dtype": "fp8"}),
+    "tensorrt-llm": ("qwen3-30b-a3b", "h200", {"engine": "tensorrt-llm", "devices": 4, "kv_dtype": "fp8"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
+    """Read back, each layout has as many devices and as many tokens of cache."""
+    model, hardware, options = CASES[case]
+    servers = llmcalc.serve(model, hardware, **REQUESTS, **options).result.servers
+    record, preset, script = engine(options.get("engine", "vllm")), llmcalc.load(model), tmp_path / "start.sh"
+    assert servers
+    for server in servers:
+        command = start_command(record, preset, server.flags, server.quantize)
+        assert command is not None
+        script.write_text(f"{command}\n")
+        memory = llmcalc.memory(launch=script, hardware=hardware).report().data
+        assert memory["kv_tokens"] == server.memory.kv_tokens, command
+        assert memory["devices"] == server.sizes.devices, command
+
+
+def test_the_document_has_the_command() -> None:
+    answer = llmcalc.serve("llama3-8b", "h100", **REQUESTS).report()
+    command = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 1280"
+    assert answer.data["chosen"]["command"] == command
+    assert f"each replica starts with: {command}" in answer.tables[0].notes
+
+
+def test_no_command_starts_what_an_engine_finds_no_weights_of() -> None:
+    llama = llmcalc.load("llama3-8b")
+    assert hub_id(llmcalc.load("llama3-8b", num_hidden_layers=2)) is None
+    assert hub_id(load_text('{"model_type": "gpt2"}', "config.json", "config.json")) is None
+    assert (
+        hub_id(load_text('{"model_type": "gpt2"}', "org/name", "org/name")) == "org/name"
+    )  # as the page names a model
+    assert hub_id(llama) == "meta-llama/Meta-Llama-3-8B"
+    assert start_command(engine("vllm"), llama, {}, "awq-int4-g128") is None
+    assert start_command(engine("tensorrt-llm"), llama, {}, "fp8-dynamic") is None
+    for quantized in ("gpt-oss-20b", "deepseek-v3"):  # mxfp4 and fp8 as published
+        assert start_command(engine("vllm"), llmcalc.load(quantized), {}) is not None
+        assert start_command(engine("vllm"), llmcalc.load(quantized), {}, "fp8-dynamic") is None
+    assert start_command(engine("llama.cpp"), llama, {}) is None
+
+
+@pytest.mark.parametrize("options", [{"disaggregate": "1:1", "devices": 2}, {"quantize": "awq-int4-g128"}])
+def test_a_server_that_no_command_starts_has_none(options: dict[str, Any]) -> None:
+    assert llmcalc.serve("llama3-8b", "h100", **REQUESTS, **options).report().data["chosen"]["command"] is None
+
+
+def test_a_draft_is_in_the_command(tmp_path: Path) -> None:
+    answer = llmcalc.serve("llama3.1-70b", "h100", **REQUESTS, tp=4, draft="llama3.2-1b", acceptance=0.7)
+    command = answer.report().data["chosen"]["command"]
+    script = tmp_path / "start.sh"
+    script.write_text(f"{command}\n")
+    server = answer.result.servers[answer.result.chosen.index]
+    assert llmcalc.memory(launch=script, hardware="h100").report().data["kv_tokens"] == server.memory.kv_tokens
