@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replay_steps_on_allocator
+from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -17,13 +17,17 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from .pipeline import Flight, RankRun
+from .pipeline import Chunk, Flight, RankRun
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
 
 MICROBATCHES_RUN_IN_FULL = 6
 """Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
+
+
+MOST_PASSES = 2560
+"""Layers times micro-batches of a step, of up to three ranks, up to which all are replayed on the allocator."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,20 @@ class RecordedRank:
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
+
+
+def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
+    """Returns how many micro-batches of a schedule are replayed on the allocator; the tensors of all are counted.
+
+    They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
+    """
+    layers = sum(len(model_chunk.stage.layers) for model_chunk in chunks)
+    enough = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
+    if layout.vpp > 1:
+        if micro_batches % layout.pp:
+            return micro_batches
+        enough = -(-enough // layout.pp) * layout.pp
+    return min(enough, micro_batches)
 
 
 @without_garbage_collection()
@@ -83,20 +101,36 @@ def replay_rank_on_allocator(
         recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is not None and recorded_rank.traces is not None:
-        layer_offsets = [
-            model_chunk.lowering.first_layer_index - layers_before
-            for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
-        ]
-        passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets)
-        for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
-            model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+        prefix_cache = recorded_rank.prefix_cache(expandable)
+        count = micro_batches_on_allocator(layout, rank_run.chunks, training_config.microbatches)
         try:
-            rank_run.set_up()
-            return replay_steps_on_allocator(rank_run, memory_meter, recorded_rank.prefix_cache(expandable))
+            _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            if count == training_config.microbatches:
+                return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
+            fewer = replace(training_config, microbatches=count)
+            shorter_run = RankRun(spec, fewer, layout, rank, shorter_meter := EventMeter(), workspace)
+            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            return replay_shorter_on_allocator(
+                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
+            )
         except NotRepeating:
             rank_run = new_run(memory_meter := EventMeter())
     rank_run.set_up()
     return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
+
+
+def _play_recorded(
+    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
+) -> None:
+    """Sets a run up whose passes are replayed from recorded ones. traces: those of the recorded rank."""
+    layer_offsets = [
+        model_chunk.lowering.first_layer_index - layers_before
+        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
+    ]
+    passes = PassPlayer(memory_meter, traces, layer_offsets)
+    for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
+        model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+    rank_run.set_up()
 
 
 def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
