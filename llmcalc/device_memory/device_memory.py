@@ -216,6 +216,7 @@ def summarize(
     kinds = peak.kinds | {"overhead": workspaces + result.slop}
     total = peak.bytes + result.slop
     reserved_bytes = max(result.reserved, total)
+    allocator_evidence = _allocator_evidence(is_complete, result.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=total,
@@ -230,16 +231,18 @@ def summarize(
             replace(tensors, bytes=peak.bytes - workspaces),
             *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", result.slop, *_allocator_evidence(is_complete), TORCH, True),
-            Term("free blocks", reserved_bytes - total, "estimate", _allocator_evidence(is_complete)[1], TORCH, True),
+            Term("rounding to blocks", result.slop, *allocator_evidence, TORCH, True),
+            Term("free blocks", reserved_bytes - total, "estimate", allocator_evidence[1], TORCH, True),
             Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
-def _allocator_evidence(is_complete: bool) -> tuple[Status, str]:
-    """Returns the status and the source of the allocator's overhead."""
+def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, str]:
+    """Returns the status and the source of the allocator's overhead. micro_batches: as of `ReplayResult`."""
     source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
+    if micro_batches:
+        return "estimate", f"{source} for {micro_batches} micro-batches of a step, extrapolated to all"
     return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
 
 

@@ -145,6 +145,7 @@ class Framework:
     launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
     launch_file: the kind of launch file that is its own; None (default) for none.
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
+    replays_every_micro_batch: whether each micro-batch of a pipeline is replayed, however many; false by default.
     serves: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
     stack: (launch file or None, whether torch.compile runs) → the name of the stack that times its runs
@@ -173,6 +174,7 @@ class Framework:
     launcher: str = ""
     launch_file: LaunchFile | None = None
     plugin: Plugin | None = None
+    replays_every_micro_batch: bool = False
     serves: bool = False
     selective_recompute: str = "attention"
     stack: Callable[[Launch | None, bool], str] = _eager_stack

@@ -28,6 +28,9 @@ from .nccl import with_nccl
 from .registry import framework as framework_named
 from .with_frozen_model import with_frozen_model
 
+MOST_PASSES_OF_ALL_STAGES = 2560
+"""Layers times micro-batches of a pipeline up to which a rank of every stage is replayed, if each pass is replayed."""
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -97,8 +100,27 @@ class Cluster:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
+        """One rank of every pipeline stage, and the last of all ranks; of a long pipeline those that may need the most.
+
+        A pipeline is long if the passes of all its stages are more than `MOST_PASSES_OF_ALL_STAGES`, and each of them
+        is replayed.
+        """
+        layers = sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
+        is_long = self.trains and self.framework.replays_every_micro_batch
+        if is_long and layers * self.micro_batches > MOST_PASSES_OF_ALL_STAGES:
+            return self.ranks_that_may_need_most
+        return self._rank_of_each_stage
+
+    @property
+    def _rank_of_each_stage(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks."""
         return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
+
+    @property
+    def unlisted_stages(self) -> list[int]:
+        """The pipeline stages of which no rank is in `ranks`: an earlier stage needs no less."""
+        listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
+        return [stage for stage in range(self.layout.pp) if stage not in listed_stages]
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
@@ -109,7 +131,7 @@ class Cluster:
         or with further ones. Under DualPipe micro-batches enter at both ends, so every rank may need the most.
         """
         if self.layout.schedule == "dualpipe":
-            return self.ranks
+            return self._rank_of_each_stage
         layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
@@ -119,7 +141,7 @@ class Cluster:
             if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
-        return tuple(sorted({*ranks, self.ranks[-1]}))
+        return tuple(sorted({*ranks, self.layout.world - 1}))
 
     def on(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.

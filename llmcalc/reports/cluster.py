@@ -378,6 +378,17 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 
+def _number_ranges(numbers: Sequence[int]) -> str:
+    """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("–".join(map(str, ends)) for ends in ranges)
+
+
 def _serving_notes(cluster: Cluster) -> list[str]:
     """Returns notes about inference on several devices."""
     layout, tensors = cluster.layout, cluster.device_rank.device.terms[0]
@@ -392,6 +403,11 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     name = cluster.framework.title
     version = f" of {cluster.version}" if cluster.version else ""
     notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]
+    if cluster.unlisted_stages:
+        notes.append(
+            f"stages {_number_ranges(cluster.unlisted_stages)}: not replayed, since an earlier stage has all of their "
+            "layers and more micro-batches in flight"
+        )
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
     has_capacity = getattr(cluster.own_settings, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (

@@ -21,6 +21,7 @@ class ReplayResult:
     reserved: the allocator's peak of reserved bytes; 0 without an allocator.
     slop: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an allocator.
     slop_after: the slop after the second step.
+    micro_batches: the micro-batches of a step after which the allocator's bytes are read, of more in all; 0 for all.
     peaks: place → its peak in the second step; for the optimizer, in either step.
     slopes: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one before the
         last; empty if all layers were replayed.
@@ -31,6 +32,7 @@ class ReplayResult:
     reserved: int = 0
     slop: int = 0
     slop_after: int = 0
+    micro_batches: int = 0
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
@@ -43,6 +45,11 @@ class ReplayResult:
         self.reserved = device.peak_reserved
         self.slop = device.peak_allocated - peak_requested
         self.slop_after = device.allocated - requested
+
+    def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
+        """Takes the allocator's bytes of a run with fewer micro-batches; tensors of the others are added to them."""
+        self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
+        self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
 
     def take_peaks(
         self,

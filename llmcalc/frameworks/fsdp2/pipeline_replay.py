@@ -8,11 +8,11 @@ schedule: whole parameters and accumulated gradients. Any other difference raise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replay_steps_on_allocator
+from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.event_log import Event, Recorder
@@ -33,7 +33,7 @@ from ...simulator.repeat_microbatches import (
 )
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from ..torch.pipeline_replay import RecordedRank, passes_key
+from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key
 from .param_groups import ALL_REDUCE, GatheredStorage, Parameter
 from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
 from .shortened_passes import ShortenedPasses, repeating_stacks
@@ -246,16 +246,12 @@ def played_stage(
         2 if layout.vpp > 1 else 1
     ):
         return None
-    make_run = partial(
-        PlayedRank,
-        spec,
-        training_config,
-        layout,
-        rank,
-        workspace=workspace,
-        fsdp_settings=fsdp_settings,
-        schedule_settings=schedule_settings,
-    )
+
+    def make_run(memory_meter: Any, microbatches: int = training_config.microbatches) -> PlayedRank:
+        """Creates a run whose allocations are counted by a meter."""
+        training = replace(training_config, microbatches=microbatches)
+        return PlayedRank(spec, training, layout, rank, memory_meter, workspace, fsdp_settings, schedule_settings)
+
     training_run = make_run(memory_meter=(memory_meter := EventMeter()))
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
@@ -273,20 +269,41 @@ def played_stage(
     steps_key = coordinates.pp, expandable
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
-    layer_offsets = [
-        chunk.lowering.first_layer_index - layers_before
-        for chunk, layers_before in zip(training_run.chunks, recorded_rank.layers_before, strict=True)
-    ]
-    passes = PlayedPasses(memory_meter, recorded_rank.traces, layer_offsets, parameters)
-    for model_chunk in training_run.chunks:
-        model_chunk.passes = passes
+    prefix_cache = recorded_rank.prefix_cache(expandable)
+    per_schedule = training_config.microbatches // schedule_settings.schedules
+    count = schedule_settings.schedules * micro_batches_on_allocator(layout, training_run.chunks, per_schedule)
     try:
-        recorded_rank.replayed[steps_key] = replay_steps_on_allocator(
-            training_run, memory_meter, recorded_rank.prefix_cache(expandable)
-        )
+        _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
+        if count == training_config.microbatches:
+            result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
+        else:
+            shorter_run = make_run(meter := EventMeter(), count)
+            shorter_run.set_up()
+            _play_recorded(shorter_run, meter, recorded_rank, recorded_rank.traces)
+            result = replay_shorter_on_allocator(
+                (training_run, memory_meter), (shorter_run, meter), prefix_cache, count
+            )
     except NotRepeating:
         return None
-    return recorded_rank.replayed[steps_key]
+    recorded_rank.replayed[steps_key] = result
+    return result
+
+
+def _play_recorded(
+    sharded_rank: ShardedRank,
+    memory_meter: EventMeter,
+    recorded_rank: RecordedRank,
+    traces: Mapping[PassCase, PassTrace],
+) -> None:
+    """Lets a rank replay recorded passes from here on. traces: those of the recorded rank."""
+    layer_offsets = [
+        model_chunk.lowering.first_layer_index - layers_before
+        for model_chunk, layers_before in zip(sharded_rank.chunks, recorded_rank.layers_before, strict=True)
+    ]
+    parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
+    passes = PlayedPasses(memory_meter, traces, layer_offsets, parameters)
+    for model_chunk in sharded_rank.chunks:
+        model_chunk.passes = passes
 
 
 def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:

@@ -24,6 +24,7 @@ FRAMEWORK = Framework(
         pipelines_on_request=True,  # a replay of `fully_shard` in a pipeline takes seconds
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again
     ),
+    replays_every_micro_batch=True,
     launch_file=LaunchFile(
         "torchtitan",
         "a torchtitan job",

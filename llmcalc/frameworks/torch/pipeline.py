@@ -210,7 +210,7 @@ class Chunk(TrainingRun):
 
 
 MOST_MICROBATCHES = 1024
-"""The most micro-batches of a pipeline that are replayed: a rank has buffers of each of them."""
+"""The most micro-batches of a step that are replayed: a rank has buffers or at least the loss of each of them."""
 
 
 class RankRun:
@@ -230,11 +230,11 @@ class RankRun:
         workspace: int = 0,
     ) -> None:
         self.check(layout)
-        if layout.pp > 1 and training_config.microbatches > MOST_MICROBATCHES:
+        if training_config.microbatches > MOST_MICROBATCHES:
+            run, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
-                f"--num-microbatches {training_config.microbatches}: a pipeline of torch has buffers of each "
-                "micro-batch, and "
-                f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
+                f"--num-microbatches {training_config.microbatches}: {run} of torch has {tensors} of each micro-batch, "
+                f"and all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
         coordinates = layout.coordinates(rank)
         self.layout: Layout = layout

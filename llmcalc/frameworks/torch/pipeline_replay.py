@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replay_steps_on_allocator
+from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -17,13 +17,20 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from .pipeline import Flight, RankRun
+from .pipeline import Chunk, Flight, RankRun
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
 
+SMALL_GROUP = 2
+"""Micro-batches of a group in the second rehearsal of a rank with several chunks, as two stages run them."""
+
 MICROBATCHES_RUN_IN_FULL = 6
 """Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
+
+
+MOST_PASSES = 2560
+"""Layers times micro-batches of a step, of up to three ranks, up to which all are replayed on the allocator."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,20 @@ class RecordedRank:
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
+
+
+def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
+    """Returns how many micro-batches of a schedule are replayed on the allocator; the tensors of all are counted.
+
+    They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
+    """
+    layers = sum(len(model_chunk.stage.layers) for model_chunk in chunks)
+    enough = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
+    if layout.vpp > 1:
+        if micro_batches % layout.pp:
+            return micro_batches
+        enough = -(-enough // layout.pp) * layout.pp
+    return min(enough, micro_batches)
 
 
 @without_garbage_collection()
@@ -80,23 +101,39 @@ def replay_rank_on_allocator(
         and training_config.microbatches > MICROBATCHES_RUN_IN_FULL
         and not training_config.optimizer_in_backward
     ):
-        recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage)
+        recorded_ranks[key] = record_rank(new_run, is_last_stage)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is not None and recorded_rank.traces is not None:
-        layer_offsets = [
-            model_chunk.lowering.first_layer_index - layers_before
-            for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
-        ]
-        passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets)
-        for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
-            model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+        prefix_cache = recorded_rank.prefix_cache(expandable)
+        count = micro_batches_on_allocator(layout, rank_run.chunks, training_config.microbatches)
         try:
-            rank_run.set_up()
-            return replay_steps_on_allocator(rank_run, memory_meter, recorded_rank.prefix_cache(expandable))
+            _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            if count == training_config.microbatches:
+                return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
+            fewer = replace(training_config, microbatches=count)
+            shorter_run = RankRun(spec, fewer, layout, rank, shorter_meter := EventMeter(), workspace)
+            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            return replay_shorter_on_allocator(
+                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
+            )
         except NotRepeating:
             rank_run = new_run(memory_meter := EventMeter())
     rank_run.set_up()
     return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
+
+
+def _play_recorded(
+    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
+) -> None:
+    """Sets a run up whose passes are replayed from recorded ones. traces: those of the recorded rank."""
+    layer_offsets = [
+        model_chunk.lowering.first_layer_index - layers_before
+        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
+    ]
+    passes = PassPlayer(memory_meter, traces, layer_offsets)
+    for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
+        model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+    rank_run.set_up()
 
 
 def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
@@ -116,16 +153,34 @@ def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: boo
     )
 
 
-def record_rank(rank_run: RankRun, recorder: Recorder, is_last_stage: bool) -> RecordedRank:
+def record_rank(new_run: Callable[[Recorder], RankRun], is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank.
 
+    new_run: creates a run whose allocations are recorded.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
+    """
+    traces: dict[PassCase, PassTrace] = {}
+    rank_run = new_run(recorder := Recorder())
+    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    parameters = _record_steps(rank_run, recorder, is_last_stage, traces, STEPS[0])
+    if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
+        rank_run = new_run(recorder := Recorder())
+        if _record_steps(rank_run, recorder, is_last_stage, traces, SMALL_GROUP) is None:
+            parameters = None
+    return RecordedRank(None if parameters is None else traces, layers_before, parameters or ())
+
+
+def _record_steps(
+    rank_run: RankRun, recorder: Recorder, is_last_stage: bool, traces: dict[PassCase, PassTrace], group_size: int
+) -> list[ParameterSet | None] | None:
+    """Runs steps, and adds their passes to the traces. Returns the parameters of each chunk; None if passes differ.
+
+    group_size: micro-batches of a group in `_record_pipeline`.
     """
     passes = PassRecorder(recorder, len(rank_run.chunks))
     for model_chunk in rank_run.chunks:
         model_chunk.passes = passes
-    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
     for count in STEPS:
@@ -133,14 +188,16 @@ def record_rank(rank_run: RankRun, recorder: Recorder, is_last_stage: bool) -> R
         if rank_run.layout.pp == 1:
             _record_without_pipeline(rank_run, count)
         else:
-            _record_pipeline(rank_run, count, is_last_stage)
+            _record_pipeline(rank_run, count, is_last_stage, group_size)
         rank_run.end_passes()
         rank_run.update()
         rank_run.zero_grad()
     try:
-        return RecordedRank(passes.traces(), layers_before, parameters)
+        if any(traces.setdefault(case, trace) != trace for case, trace in passes.traces().items()):
+            return None
     except NotRepeating:
-        return RecordedRank(None, layers_before, parameters)
+        return None
+    return parameters
 
 
 def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
@@ -153,15 +210,17 @@ def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
         flight = None
 
 
-def _record_pipeline(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
-    """Runs all forward passes, chunk by chunk, then all backward passes."""
+def _record_pipeline(rank_run: RankRun, count: int, is_last_stage: bool, group_size: int) -> None:
+    """Runs micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
     losses: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
     last_chunk = rank_run.chunks[-1] if is_last_stage else None
-    for model_chunk in rank_run.chunks:
-        for i in range(count):
-            losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
-            if model_chunk is last_chunk:
+    for start in range(0, count, group_size):
+        batches = range(start, min(start + group_size, count))
+        for model_chunk in rank_run.chunks:
+            for i in batches:
+                losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
+                if model_chunk is last_chunk:
+                    model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+        for model_chunk in reversed(rank_run.chunks):
+            for i in () if model_chunk is last_chunk else batches:
                 model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
-    for model_chunk in reversed(rank_run.chunks):
-        for i in range(0 if model_chunk is last_chunk else count):
-            model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])

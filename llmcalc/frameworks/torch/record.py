@@ -14,6 +14,7 @@ FRAMEWORK = Framework(
     evidence=FromFile(__package__, "evidence:evidence_for"),
     gradient_rules=FromFile(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
+    replays_every_micro_batch=True,
     launcher="torchrun",
     serves=True,
 )
