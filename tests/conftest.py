@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,16 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
     config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
     config.option.deselect = [f"tests/{name}" for name in SLOW]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
-    """Makes no test of an exhaustive parameter that `-m` leaves out: there are more of those than of all others."""
-    result = yield
-    if "not exhaustive" in metafunc.config.option.markexpr:
-        ordinary = [call for call in metafunc._calls if all(mark.name != "exhaustive" for mark in call.marks)]
-        metafunc._calls = ordinary or metafunc._calls[:1]  # without any, pytest would make a test without parameters
-    return result
 
 
 @pytest.hookimpl(tryfirst=True)

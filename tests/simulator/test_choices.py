@@ -6,15 +6,32 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.components.distance import Alibi
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.evidence import every_step, kernels_of
 from llmcalc.simulator.lowering import Unsupported
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "kernels"),
+    [
+        ("gpt2", "linear", ["do_linear"]),
+        ("gpt2", "attention", ["do_attention", "attention_AttentionCore"]),
+        ("mamba-130m", "core", ["do_core", "core_SelectiveScan", "module_SelectiveScan", "decode_SelectiveScan"]),
+    ],
+)
+def test_the_kernels_whose_evidence_an_answer_states_are_those_of_its_ops(
+    name: str, verb: str, kernels: list[str]
+) -> None:
+    steps = every_step(llmcalc.load(name).model.shared_program.root.items)
+    assert list(kernels_of(next(step for step in steps if step.verb == verb))) == kernels
 
 
 def spec(number: int) -> ModelSpec:
