@@ -130,8 +130,9 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
     """
     weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
     per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
-    return sum(
+    total: int = sum(
         -(-parameters // (ranks if stage >= divided_from else 1)) * width
         for width, divided_from, is_on_host in per_parameter
         if not is_on_host
     )
+    return total
