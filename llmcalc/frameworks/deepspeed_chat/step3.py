@@ -117,7 +117,8 @@ def _critic_parameters(reader: Reading, data: Table) -> int:
     """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
     name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:
-        return params(load(name).model).total
+        total: int = params(load(name).model).total
+        return total
     except InputError:
         reader.notes.append("critic and reward model are counted as large as the actor: their names are of no model")
         return 0
