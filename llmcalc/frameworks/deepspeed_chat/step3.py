@@ -117,7 +117,8 @@ def _critic_parameters(reader: Reading, data: Table) -> int:
     """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
     name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:
-        return params(load(name).model).total
+        total: int = params(load(name).model).total
+        return total
     except InputError:
         reader.notes.append("critic and reward model are counted as large as the actor: their names are of no model")
         return 0
@@ -130,8 +131,9 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
     """
     weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
     per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
-    return sum(
+    total: int = sum(
         -(-parameters // (ranks if stage >= divided_from else 1)) * width
         for width, divided_from, is_on_host in per_parameter
         if not is_on_host
     )
+    return total

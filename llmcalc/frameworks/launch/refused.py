@@ -47,8 +47,8 @@ REFUSED = (
             (_has_tables(data, "policy", "cluster") and bool({"loss_fn", "grpo", "dpo", "sft"} & set(data)))
             or (str(data.get("defaults", "")).endswith(".yaml") and bool(NEMO_RL_TABLES & set(data)))
         ),
-        "TARGET with --phase training and --fsdp N, or --framework megatron and --tp N, for the policy, and --phase "
-        "inference for the rollout",
+        "TARGET with --phase training and --fsdp N, or --tp N and --pp N, for the policy, and --phase inference for "
+        "the rollout",
     ),
     RefusedProgram(
         "nanotron",
