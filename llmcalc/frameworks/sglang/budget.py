@@ -383,7 +383,7 @@ class Server(EngineServer):
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
-        return (self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
+        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
 
     @property
     def profile_origin(self) -> str:
