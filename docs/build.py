@@ -55,6 +55,11 @@ POLICY = (
 ADDED_STYLE = re.compile(r"""\("style",\{\},([\w$]+)\.toString\(\)\)""")
 
 ALTERNATE = re.compile(r'<link rel="alternate" href="[^"]*" hreflang="([^"]*)">')
+SPACED = "alternate "
+"""The relation of a page to itself in another language: a list of words. The theme's script would take a single word
+for the home of a language, and ask for a sitemap there, which the policy forbids.
+"""
+
 DESCRIPTION = re.compile(r'(<meta name="description" content=")[^"]*">')
 PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 LEAST, MOST = 25, 200
@@ -213,7 +218,7 @@ def switched(folder: Path) -> None:
         def alternate(match: re.Match[str], same: Mapping[str, Path] = same) -> str:
             page = same.get(match[1])
             address = "" if page is None else address_of(page, folder)
-            return address and f'<link rel="alternate" href="{address}" hreflang="{match[1]}">'
+            return address and f'<link rel="{SPACED}" href="{address}" hreflang="{match[1]}">'
 
         text = ALTERNATE.sub(alternate, SWITCH.sub(leads, file.read_text()))
         if file.name != "index.html" and (about := summary(text)):

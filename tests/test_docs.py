@@ -157,7 +157,7 @@ def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
 def test_search_engines_are_told_of_each_page_and_its_languages(site: Path) -> None:
     """A page has its own description, and its address in each language that it is in; no other page's."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
-    alternate = re.compile(r'<link rel="alternate" href="([^"]*)" hreflang="(\w+)">')
+    alternate = re.compile(r'<link rel="alternate " href="([^"]*)" hreflang="(\w+)">')
     expected = {"handbook/norms.html": ("en", "zh"), "proof.html": ("en",), "zh/guide.html": ("en", "zh")}
     for name, codes in expected.items():
         path = name.removeprefix("zh/")

@@ -18,7 +18,7 @@ PLAIN_BITS = 16
 
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model, or one of a file."""
-    names = (preset.asked, preset.name, *preset.aliases)
+    names = (preset.target, preset.name, *preset.aliases)
     return None if preset.changes else next((name for name in names if is_hub_id(name)), None)
 
 
