@@ -160,7 +160,7 @@ def peak_bytes(row: dict[str, Any], spec: ModelSpec, phase: str) -> int:
         size["attn_implementation"] = row["attention"]
     if phase == "training":
         options: dict[str, Any] = {"recompute": "full"} if row.get("recompute") else {}
-        settings = Settings(phase, precision="bf16", optimizer_impl="fused", **size, **options)
+        settings = Settings("training", precision="bf16", optimizer_impl="fused", **size, **options)
     else:
         settings = Settings(phase, mla="expanded", **size)  # type: ignore[arg-type]
     kept_by_script = INT64.bytes * row["batch"] * row["seq"] if phase == "decode" else 0
