@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.simulated_run import default_attention
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32
+from llmcalc.sources.target import load
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.samples import in_one_test
 from tests.simulator.models import by_torch, without_values
+
+TRAINING = Settings("training")
 
 SEEDS = 2 * 2 * 8
 """Bytes of the seeds of dropout on meta, of 2 layers: alive, and not counted as saved, as numbers of Python are not."""
@@ -89,3 +94,18 @@ def test_what_torch_does_not_take_is_refused() -> None:
     for refused in (attention(4, sinks=True), attention(4, attn_logit_softcapping=50.0)):
         with pytest.raises(Unsupported, match="--attn-implementation sdpa takes no"):
             without_values(refused, choices=Choices("sdpa"))
+
+
+def test_a_mask_with_a_gradient_runs_the_efficient_kernel() -> None:
+    """torch's `check_attn_mask_shape` refuses such a mask to cuDNN, and flash attention takes none."""
+    call = SdpaCall(BFLOAT16, 64, 64, 512, masked=True, trained=True)
+    assert sdpa_backend(90, call) == "cudnn"
+    assert sdpa_backend(90, call._replace(mask_trained=True)) == "efficient"
+
+
+def test_a_relative_bias_is_a_mask_only_where_its_class_gives_it() -> None:
+    """T5 and UMT5 keep one mask [1, heads, queries, keys] per layer and no scores; MPNet's class has no such call."""
+    for name in ("t5-small", "umt5-xxl"):
+        assert default_attention(TRAINING, load(name).model) == "sdpa"
+    for name in ("all-mpnet-base-v2", "switch-base-8", "bloom-560m"):
+        assert default_attention(TRAINING, load(name).model) == "eager"

@@ -23,7 +23,7 @@ from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.presets import model_names
-from llmcalc.sources.target import load
+from llmcalc.sources.target import load, load_config
 from llmcalc.sources.to_hf import to_config
 from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical, differences
@@ -307,3 +307,11 @@ def test_a_variant_can_take_a_field_away() -> None:
     assert stack.variants["nope"].attention.position is None
     assert stack.variants["nope"].attention.head_dim == 128
     assert stack.block.attention.position is not None
+
+
+@pytest.mark.parametrize(("name", "written"), [("gemma4-e2b", 30.0), ("gemma2-2b", None), ("gemma3-1b", None)])
+def test_the_soft_cap_of_logits_is_written_where_it_is_not_the_default(name: str, written: float | None) -> None:
+    spec = load(name).model
+    config = to_config(spec.model_copy(update={"towers": {}}))
+    assert config.get("final_logit_softcapping") == written
+    assert load_config(config).model.head == spec.head

@@ -208,7 +208,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
     def bias_as_mask(self, operation: Step, queries: Any, keys: Any, causal: bool) -> Tensor:
-        """Returns the bias as a contiguous mask [1, heads, queries, keys], with a constant at keys that are not visible.
+        """Returns the bias as a contiguous mask [1, heads, queries, keys], a constant at keys that are not visible.
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """
