@@ -87,6 +87,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
          "1000000"),
         r"--num-microbatches 1000000: a pipeline of torch .* expected at most 1,024",
     ),
+    "1e6 micro-batches of torch's replicas": (
+        ("memory", "llama3-8b", "--phase", "training", "--framework", "torch", "--dp", "2", "--num-microbatches",
+         "1000000"),
+        r"--num-microbatches 1000000: a step of torch has the loss of each .* expected at most 1,024",
+    ),
     "1e6 micro-batches of FSDP2's pipeline": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "4",
          "--num-microbatches", "1000000"),
@@ -125,10 +130,10 @@ def test_what_is_refused_names_the_bound(words: tuple[str, ...], message: str) -
 @pytest.mark.parametrize(
     ("stages", "devices", "batches"),
     [
-        (8, 512, 8),
+        (16, 512, 128),
         *(
             pytest.param(stages, devices, batches, marks=pytest.mark.exhaustive)
-            for stages, devices, batches in ((16, 512, 16), (16, 512, 64), (64, 2048, 64))
+            for stages, devices, batches in ((8, 512, 8), (16, 512, 64), (4, 512, 256), (64, 2048, 64))
         ),
     ],
 )

@@ -177,8 +177,16 @@ class Replica:
 
         server: whether a server's time before the first token counts.
         """
-        computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_int_if_whole(prompt_count), computed_tokens, cached_tokens, self.chunk, server)
+        key = _int_if_whole(prompt_count), server
+        if key not in self._timed_prompts:
+            computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+            self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk, server)
+        return self._timed_prompts[key]
+
+    @cached_property
+    def _timed_prompts(self) -> dict[tuple[float, bool], InferencePass]:
+        """Number of prompts and whether a server's time counts → the time, since a long prompt has many passes."""
+        return {}
 
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False

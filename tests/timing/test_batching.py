@@ -57,6 +57,22 @@ def test_long_prompts_run_in_chunks() -> None:
     assert len(server.prompts(1).priced) == 2
 
 
+def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of a million tokens has 128 passes, and every point of a curve of loads asks for them."""
+    counts: list[float] = []
+    prompt_pass = Replica.prompt_pass
+
+    def counted(self: Replica, prompt_count: float, *arguments: Any) -> Any:
+        counts.append(prompt_count)
+        return prompt_pass(self, prompt_count, *arguments)
+
+    monkeypatch.setattr(Replica, "prompt_pass", counted)
+    server = replica(requests=REQUESTS["documents"])
+    for concurrency in (1, 2, 3, 5, 8):
+        server.load(concurrency)
+    assert counts == [1, 1]  # on an idle server with its time, and in a step
+
+
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize("name", REPLICAS)
 @pytest.mark.parametrize("stack", [VLLM, SGLANG], ids=lambda stack: stack.name)

@@ -277,11 +277,11 @@ def played_stage(
         if count == training_config.microbatches:
             result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
-            shorter_run = make_run(meter := EventMeter(), count)
+            shorter_run = make_run(shorter_meter := EventMeter(), count)
             shorter_run.set_up()
-            _play_recorded(shorter_run, meter, recorded_rank, recorded_rank.traces)
+            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             result = replay_shorter_on_allocator(
-                (training_run, memory_meter), (shorter_run, meter), prefix_cache, count
+                (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
             )
     except NotRepeating:
         return None

@@ -178,7 +178,7 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 
 def _set_position_embedding(reader: Reading, table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
-    name = table.get("--position-embedding-type")
+    name = str(table.get("--position-embedding-type"))
     if name not in POSITIONS:
         return
     table["--position-embedding-type"] = POSITIONS[name]

@@ -231,10 +231,10 @@ class RankRun:
     ) -> None:
         self.check(layout)
         if training_config.microbatches > MOST_MICROBATCHES:
-            run, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
+            what_runs, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
-                f"--num-microbatches {training_config.microbatches}: {run} of torch has {tensors} of each micro-batch, "
-                f"and all are replayed; expected at most {MOST_MICROBATCHES:,}"
+                f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
+                f"micro-batch, and all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
         coordinates = layout.coordinates(rank)
         self.layout: Layout = layout

@@ -110,8 +110,8 @@ def replay_rank_on_allocator(
             _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
             if count == training_config.microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
-            fewer = replace(training_config, microbatches=count)
-            shorter_run = RankRun(spec, fewer, layout, rank, shorter_meter := EventMeter(), workspace)
+            shorter_training = replace(training_config, microbatches=count)
+            shorter_run = RankRun(spec, shorter_training, layout, rank, shorter_meter := EventMeter(), workspace)
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count

@@ -349,6 +349,14 @@ def test_a_command_is_refused_by_its_program(command: str, message: str) -> None
     assert message in str(error.value)
 
 
+def test_several_position_embeddings_are_refused_by_their_argument() -> None:
+    script = FILES["bigscience_alibi.slurm"].replace(
+        "--position-embedding-type alibi", "--position-embedding-type alibi x"
+    )
+    with pytest.raises(InputError, match="--position-embedding-type: a list; expected one of"):
+        launch_of(script, "x.slurm")
+
+
 def test_variables_of_the_launcher_are_named() -> None:
     (note,) = (note for note in read_launch(FOLDER / "trainer_clm.sh").notes if "assumed;" in note)
     assert note == (
