@@ -308,10 +308,13 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 
 def _changes_table(engine_use: EngineUse) -> Table:
     device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
-    title = f"More room {device_text}" if engine_use.memory.starts else "What would make it start"
+    memory = engine_use.memory
+    title = f"More room {device_text}" if memory.starts else "What would make it start"
+    hides_equal = memory.starts and not memory.host  # of a cache that fills what is left
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in engine_use.changes
+        if not hides_equal or change.kv_tokens > memory.kv_tokens
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
