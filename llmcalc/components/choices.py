@@ -17,6 +17,7 @@ MIXERS = PartChoice(
         "exclusive": "mixers.exclusive:ExclusiveAttention",
         "mla": "mixers.mla:MLA",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
+        "jet_block": "mixers.jet_block:JetBlock",
         "mamba": "mixers.mamba:Mamba",
         "memory_gate": "mixers.memory_gate:MemoryGate",
         "mamba2": "mixers.mamba2:Mamba2",

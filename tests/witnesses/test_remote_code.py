@@ -202,6 +202,59 @@ def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: s
     assert llmcalc.params(config, with_towers=True).total == published
 
 
+def _jet_nemotron(kinds: str, hidden: int, ffn: int, heads: int, expand_v: float, window: int) -> dict[str, Any]:
+    names = {"j": "jet", "f": "attn", "s": "swa"}
+    jet = {
+        "conv_size": 4,
+        "dconv_generator_reduction": 8,
+        "expand_v": expand_v,
+        "head_dim": 96 if hidden == 1536 else 128,
+    }
+    return {
+        "architectures": ["JetNemotronForCausalLM"], "model_type": "jet_nemotron", "vocab_size": 151936,
+        "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": len(kinds), "num_attention_heads": heads,
+        "num_key_value_heads": 2, "tie_word_embeddings": True, "layer_types": [names[kind] for kind in kinds],
+        "efficient_attention_config": {
+            "jet": {**jet, "num_heads": heads, "norm_eps": "1e-5"}, "swa": {"window_size": window}
+        },
+    }  # fmt: skip
+
+
+JET_NEMOTRON = {
+    "2B": (_jet_nemotron("jjjjjjjjjjjjjjfjjjjfssjjjjjj", 1536, 8960, 12, 2.6666666667, 1152), 1.96),
+    "4B": (_jet_nemotron("jjjjjsjjjjjjjjjjsfjsfssjjsjsjjjjfjjj", 2048, 11008, 16, 2, 2048), 3.96),
+}
+"""Sizes of jetai/modeling/configs of NVlabs/Jet-Nemotron, and billions of parameters in arXiv:2508.15884, Table 1."""
+
+
+@pytest.mark.parametrize("size", JET_NEMOTRON)
+def test_jet_nemotron_has_its_published_number_of_parameters(size: str) -> None:
+    config, published = JET_NEMOTRON[size]
+    assert round(llmcalc.params(config).total / 1e9, 2) == published
+
+
+def test_jet_nemotron_caches_what_its_layers_keep() -> None:
+    """Three full layers, seven windows, and 26 states in float32 with four inputs of each channel of the values."""
+    full, window = 3 * 2 * 65536 * 2 * 128 * 2, 7 * 2 * 2048 * 2 * 128 * 2
+    states = 26 * (16 * 128 * 256 * 4 + 16 * 256 * 4 * 2)
+    assert llmcalc.kv(JET_NEMOTRON["4B"][0], seq=65536).bytes == full + window + states
+
+
+def test_memory_of_jet_nemotron_is_refused() -> None:
+    for phase in ("prefill", "decode", "training"):
+        with pytest.raises(InputError, match=r"convolution: no kernels for a convolution with filters of each token"):
+            llmcalc.memory(JET_NEMOTRON["2B"][0], phase=phase).report()
+
+
+def test_damaged_sections_of_jet_nemotron_are_named() -> None:
+    config = JET_NEMOTRON["2B"][0]
+    for kind, name, value in (("jet", "expand_v", 1.001), ("jet", "norm_eps", "x"), ("swa", "window_size", 0)):
+        section = config["efficient_attention_config"]
+        damaged = {**config, "efficient_attention_config": {**section, kind: {**section[kind], name: value}}}
+        with pytest.raises(InputError, match=rf"efficient_attention_config\.{kind}\.{name}: "):
+            llmcalc.load(damaged)
+
+
 LING_2_5: dict[str, Any] = {
     "architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid", "num_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": 12, "layer_group_size": 2,
