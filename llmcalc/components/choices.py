@@ -65,6 +65,7 @@ CHANNEL_MIXERS = PartChoice(
         "rwkv7_channel_mix": "mixers.rwkv7:Rwkv7ChannelMix",
         "grouped_mlp": "mixers.grouped_projections:GroupedFeedForward",
         "product_key_moe": "networks.product_key:ProductKeyMoE",
+        "grove_moe": "networks.grove_moe:GroveMoE",
         "none": "base:Nothing",
     },
 )

@@ -255,6 +255,31 @@ def test_damaged_sections_of_jet_nemotron_are_named() -> None:
             llmcalc.load(damaged)
 
 
+GROVE_MOE: dict[str, Any] = {
+    "architectures": ["GroveMoeForCausalLM"], "model_type": "grove_moe", "vocab_size": 151936, "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+def test_grove_moe_has_the_experts_of_qwen3_and_half_as_many_small_ones() -> None:
+    """Upcycled from Qwen3-30B-A3B-Base to 33 B parameters (README of inclusionAI/GroveMoE)."""
+    qwen = llmcalc.params({**GROVE_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"})
+    total = qwen.total + 48 * 64 * 3 * 2048 * 128
+    assert llmcalc.params(GROVE_MOE).total == total
+    assert round(total / 1e9) == 33
+
+
+def test_adjugate_experts_are_divided_as_experts_are() -> None:
+    whole, half = (llmcalc.params(GROVE_MOE, **layout) for layout in ({}, {"ep": 2, "dp": 2}))
+    assert whole.total - half.total == 48 * (128 * 3 * 2048 * 768 + 64 * 3 * 2048 * 128) // 2
+    with pytest.raises(InputError, match="--ep 128: does not divide"):
+        llmcalc.params(GROVE_MOE, ep=128, dp=128)
+    with pytest.raises(InputError, match="num_experts: 7; expected a multiple of 2"):
+        llmcalc.load({**GROVE_MOE, "num_experts": 7, "num_experts_per_tok": 2})
+
+
 LING_2_5: dict[str, Any] = {
     "architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid", "num_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": 12, "layer_group_size": 2,
