@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             routing = spec.router.reference(model_properties, count, spec.num_experts_per_tok, count)
             super().__init__(routing, spec.expert, count, hidden)
             adjugates = Routed(routing, spec.adjugate_expert, count // self.group, hidden)
-            self.chunk_experts = adjugates.experts
+            self.chunk_experts: Any = adjugates.experts
 
         def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
