@@ -17,6 +17,7 @@ MIXERS = PartChoice(
         "exclusive": "mixers.exclusive:ExclusiveAttention",
         "mla": "mixers.mla:MLA",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
+        "jet_block": "mixers.jet_block:JetBlock",
         "mamba": "mixers.mamba:Mamba",
         "memory_gate": "mixers.memory_gate:MemoryGate",
         "mamba2": "mixers.mamba2:Mamba2",
@@ -64,6 +65,7 @@ CHANNEL_MIXERS = PartChoice(
         "rwkv7_channel_mix": "mixers.rwkv7:Rwkv7ChannelMix",
         "grouped_mlp": "mixers.grouped_projections:GroupedFeedForward",
         "product_key_moe": "networks.product_key:ProductKeyMoE",
+        "grove_moe": "networks.grove_moe:GroveMoE",
         "none": "base:Nothing",
     },
 )

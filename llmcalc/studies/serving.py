@@ -18,6 +18,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.rank import StageWithoutCache
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
@@ -391,6 +392,8 @@ class ServeStudy:
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
+                except StageWithoutCache:
+                    why_not["a pipeline stage without keys and values is not modelled"] += 1
                 except DoesNotFit as reason:
                     why_not[str(reason)] += 1
 

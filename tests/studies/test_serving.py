@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
 
 MODEL = ("llama3.1-8b", "--hardware", "h100", "--input", "4k", "--output", "512")
@@ -235,3 +237,15 @@ def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
         llmcalc.memory("qwen3-4b", engine="vllm", hardware="h100", tp=8, quantize="awq-int4-g128")
     with pytest.raises(InputError, match=r"--quantize awq-int4-g128: .*2,880 columns"):  # the whole model cannot either
         llmcalc.serve("gpt-oss-20b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128")
+
+
+def test_a_stage_without_keys_is_no_reason_to_refuse_the_search(run: Any, tmp_path: Path) -> None:
+    """The first half of the layers caches no keys and values, so two stages are not modelled, but one is."""
+    config = {**JET, "layer_types": ["jet", "jet", "attn", "swa"]}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    words = (str(file), "--engine", "vllm", "--hardware", "h100", "--input", "32", "--output", "8")
+    assert serve(run, *words)["servers"]
+    document = serve(run, *words, "--tp", "1", "--pp", "2", code=1)
+    assert document["servers"] == []
+    assert "a pipeline stage without keys and values is not modelled" in json.dumps(document)

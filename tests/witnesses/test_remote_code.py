@@ -202,6 +202,84 @@ def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: s
     assert llmcalc.params(config, with_towers=True).total == published
 
 
+def _jet_nemotron(kinds: str, hidden: int, ffn: int, heads: int, expand_v: float, window: int) -> dict[str, Any]:
+    names = {"j": "jet", "f": "attn", "s": "swa"}
+    jet = {
+        "conv_size": 4,
+        "dconv_generator_reduction": 8,
+        "expand_v": expand_v,
+        "head_dim": 96 if hidden == 1536 else 128,
+    }
+    return {
+        "architectures": ["JetNemotronForCausalLM"], "model_type": "jet_nemotron", "vocab_size": 151936,
+        "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": len(kinds), "num_attention_heads": heads,
+        "num_key_value_heads": 2, "tie_word_embeddings": True, "layer_types": [names[kind] for kind in kinds],
+        "efficient_attention_config": {
+            "jet": {**jet, "num_heads": heads, "norm_eps": "1e-5"}, "swa": {"window_size": window}
+        },
+    }  # fmt: skip
+
+
+JET_NEMOTRON = {
+    "2B": (_jet_nemotron("jjjjjjjjjjjjjjfjjjjfssjjjjjj", 1536, 8960, 12, 2.6666666667, 1152), 1.96),
+    "4B": (_jet_nemotron("jjjjjsjjjjjjjjjjsfjsfssjjsjsjjjjfjjj", 2048, 11008, 16, 2, 2048), 3.96),
+}
+"""Sizes of jetai/modeling/configs of NVlabs/Jet-Nemotron, and billions of parameters in arXiv:2508.15884, Table 1."""
+
+
+@pytest.mark.parametrize("size", JET_NEMOTRON)
+def test_jet_nemotron_has_its_published_number_of_parameters(size: str) -> None:
+    config, published = JET_NEMOTRON[size]
+    assert round(llmcalc.params(config).total / 1e9, 2) == published
+
+
+def test_jet_nemotron_caches_what_its_layers_keep() -> None:
+    """Three full layers, seven windows, and 26 states in float32 with four inputs of each channel of the values."""
+    full, window = 3 * 2 * 65536 * 2 * 128 * 2, 7 * 2 * 2048 * 2 * 128 * 2
+    states = 26 * (16 * 128 * 256 * 4 + 16 * 256 * 4 * 2)
+    assert llmcalc.kv(JET_NEMOTRON["4B"][0], seq=65536).bytes == full + window + states
+
+
+def test_memory_of_jet_nemotron_is_refused() -> None:
+    for phase in ("prefill", "decode", "training"):
+        with pytest.raises(InputError, match=r"convolution: no kernels for a convolution with filters of each token"):
+            llmcalc.memory(JET_NEMOTRON["2B"][0], phase=phase).report()
+
+
+def test_damaged_sections_of_jet_nemotron_are_named() -> None:
+    config = JET_NEMOTRON["2B"][0]
+    for kind, name, value in (("jet", "expand_v", 1.001), ("jet", "norm_eps", "x"), ("swa", "window_size", 0)):
+        section = config["efficient_attention_config"]
+        damaged = {**config, "efficient_attention_config": {**section, kind: {**section[kind], name: value}}}
+        with pytest.raises(InputError, match=rf"efficient_attention_config\.{kind}\.{name}: "):
+            llmcalc.load(damaged)
+
+
+GROVE_MOE: dict[str, Any] = {
+    "architectures": ["GroveMoeForCausalLM"], "model_type": "grove_moe", "vocab_size": 151936, "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+def test_grove_moe_has_the_experts_of_qwen3_and_half_as_many_small_ones() -> None:
+    """Upcycled from Qwen3-30B-A3B-Base to 33 B parameters (README of inclusionAI/GroveMoE)."""
+    qwen = llmcalc.params({**GROVE_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"})
+    total = qwen.total + 48 * 64 * 3 * 2048 * 128
+    assert llmcalc.params(GROVE_MOE).total == total
+    assert round(total / 1e9) == 33
+
+
+def test_adjugate_experts_are_divided_as_experts_are() -> None:
+    whole, half = (llmcalc.params(GROVE_MOE, **layout) for layout in ({}, {"ep": 2, "dp": 2}))
+    assert whole.total - half.total == 48 * (128 * 3 * 2048 * 768 + 64 * 3 * 2048 * 128) // 2
+    with pytest.raises(InputError, match="--ep 128: does not divide"):
+        llmcalc.params(GROVE_MOE, ep=128, dp=128)
+    with pytest.raises(InputError, match="num_experts: 7; expected a multiple of 2"):
+        llmcalc.load({**GROVE_MOE, "num_experts": 7, "num_experts_per_tok": 2})
+
+
 LING_2_5: dict[str, Any] = {
     "architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid", "num_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": 12, "layer_group_size": 2,

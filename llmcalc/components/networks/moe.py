@@ -133,7 +133,7 @@ class VisionExperts(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        _check_expert(self.expert)
+        check_expert(self.expert)
         return self
 
     def source(self) -> str:
@@ -143,7 +143,7 @@ class VisionExperts(Part):
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         rows = recorder.dispatch(x, top_experts, experts, top_k)
         with recorder.scope("experts", kind="experts", source=self.source()):
-            y = _expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
+            y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
         return recorder.combine(y, weights, experts, top_k)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
@@ -212,7 +212,7 @@ class MoE(Network):
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
             )
-        _check_expert(self.expert)
+        check_expert(self.expert)
         if self.identity_experts is not None and not self.router.sends_to_identities:
             raise ValueError(
                 f"identity_experts: a router of type '{self.router.type}' sends no tokens to them; expected none"
@@ -277,7 +277,7 @@ class MoE(Network):
         rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
         with recorder.scope("experts", kind="experts", source=self.source()):
             recorder.hold(x=rows)
-            y = _expert_networks(
+            y = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
             )
             y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
@@ -385,7 +385,7 @@ class MoE(Network):
         ]
 
 
-def _check_expert(expert: FeedForward) -> None:
+def check_expert(expert: FeedForward) -> None:
     """Raises `ValueError` for fields that a routed expert cannot have."""
     if expert.hidden_act == "xielu":
         raise ValueError(
@@ -395,7 +395,7 @@ def _check_expert(expert: FeedForward) -> None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
-def _expert_networks(
+def expert_networks(
     recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
     """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
@@ -538,7 +538,7 @@ def expert_map_class() -> type[nn.Module]:
 
 
 @cache
-def _routed_class() -> type[nn.Module]:
+def routed_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -605,7 +605,7 @@ def _routed_class() -> type[nn.Module]:
 
 @cache
 def _vision_class() -> type[nn.Module]:
-    class VisionReference(_routed_class()):  # type: ignore[misc]
+    class VisionReference(routed_class()):  # type: ignore[misc]
         """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, model_properties: Context, experts: int, top_k: int) -> None:
@@ -630,7 +630,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class MoEReference(_routed_class()):  # type: ignore[misc]
+    class MoEReference(routed_class()):  # type: ignore[misc]
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: Context) -> None:

@@ -45,6 +45,10 @@ def scaled_bytes(elements: int) -> int:
     return elements + elements // INDEXER_GROUP * 4
 
 
+class StageWithoutCache(InputError):
+    """Raised for a pipeline stage whose layers cache no keys and values."""
+
+
 class TokenCache(NamedTuple):
     """The KV caches of layers of one attention type, whose bytes grow with the tokens.
 
@@ -191,6 +195,15 @@ class EngineRank:
             cache = caches[full_attention_indices[-1]]
             caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
         return caches
+
+    def without_cache(self, engine: str) -> InputError:
+        """Returns the error for a rank whose layers cache no keys and values."""
+        if self.layout.pp > 1:
+            return StageWithoutCache(
+                f"--engine {engine}: a pipeline stage has no layer with keys and values, which is not modelled; "
+                "expected fewer stages"
+            )
+        return InputError(f"--engine {engine}: the model has no layer with keys and values; it is not modelled")
 
     @property
     def selects_latents(self) -> bool:

@@ -425,7 +425,7 @@ class Server(EngineServer):
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window = self.ratios
         if not caches:
-            raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
+            raise rank.without_cache("sglang")
         has_full = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
         drafting_layers = layers_of(self.drafts, self.preset) if full_layers else 0

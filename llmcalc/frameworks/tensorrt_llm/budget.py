@@ -127,7 +127,7 @@ class Server(EngineServer):
         if rank.state_caches:
             raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
         if not rank.token_caches:
-            raise InputError(f"--engine {self.name}: the model has no layer with keys and values; it is not modelled")
+            raise rank.without_cache(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
         caches = rank.token_caches
         return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))

@@ -125,7 +125,7 @@ def block_pool(
     """
     caches, states = [*rank.token_caches, *drafted], stored_states(rank, state_blocks.drafted)
     if not caches:
-        raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
+        raise rank.without_cache("vllm")
     if states and not rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not rules.grouped_layers or has_full_windows:

@@ -49,6 +49,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "HfMoondream": [{"model_type": "moondream1", **SMALL}],
     "Moondream": [{"model_type": "moondream1", "text_config": {"model_type": "phi", **SMALL}}],
+    "Moondream2": [
+        {"model_type": "moondream2", "text_config": SMALL, "vision_config": {"hidden_size": 24}},
+        {"model_type": "moondream2", "text_config": {**SMALL, "num_key_value_heads": 4}},
+    ],
     "IsaacForConditionalGeneration": [
         {"model_type": "isaac", **SMALL, "vision_config": {"hidden_size": 24}, "vision_max_num_patches": 6144}
     ],

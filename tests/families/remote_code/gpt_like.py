@@ -14,6 +14,7 @@ PHI: list[dict[str, Any]] = [
     {**SMALL, "rotary_dim": 4, "n_inner": None},
     {**SMALL, "rotary_dim": 8, "n_inner": 48, "activation_function": "gelu_new"},
 ]
+PHIXTRAL: dict[str, Any] = {"num_vocab": 96, "model_dim": 32, "num_layers": 2, "num_heads": 4, "rotary_dim": 4}
 FALCON: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 PART = {"no_op": False, "replace_with_linear": False, "sparsify": None}
 NO_OP = {"no_op": True, "replace_with_linear": False, "sparsify": None}
@@ -45,6 +46,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "PhiForCausalLM": [
         *({"model_type": "phi-msft", **shape} for shape in PHI),
         {"model_type": "phi-msft", **PHI[0], "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"model_type": "phixtral", **PHIXTRAL, "num_local_experts": 3, "num_experts_per_tok": 1},
+        {"model_type": "phixtral", **PHIXTRAL, "num_local_experts": 5, "num_experts_per_tok": 2},
     ],
     "StableLMEpochForCausalLM": [
         {"model_type": "stablelm_epoch", **USUAL, "intermediate_size": 48, "num_key_value_heads": 4},

@@ -33,6 +33,7 @@ SHAPES = {
             "layernorm_embedding": False,
             "tie_word_embeddings": False,
         },
+        {"model_type": "trocr", **SMALL, "use_learned_position_embeddings": False, "max_position_embeddings": 90},
     ],
     "Pix2StructTextModel": [
         {"model_type": "pix2struct_text_model", **PIX2STRUCT},

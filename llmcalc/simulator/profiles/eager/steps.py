@@ -166,6 +166,7 @@ class StepKernels(ScanKernels):
     @compared(DECODED)
     def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
+        self.refuse_dynamic_filters(operations)
         return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
             operations, x
         )

@@ -19,7 +19,13 @@ class DeltaRuleKernels(ScanModules):
     @compared(PUBLISHED)
     def module_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
+        self.refuse_dynamic_filters(operations)
         return (self.kimi_delta if operations["core"].op.by_channel else self.gated_delta)(operations, x)
+
+    def refuse_dynamic_filters(self, operations: Steps) -> None:
+        """Raises `Unsupported` for values whose convolution has filters of each token (JetBlock)."""
+        if "conv1d" not in operations:
+            raise self.unsupported("no kernels for a convolution with filters of each token (jet_block)", "convolution")
 
     def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""

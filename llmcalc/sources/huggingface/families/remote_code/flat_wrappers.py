@@ -196,12 +196,16 @@ FAMILIES = {
         ),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
     ),
-    "moondream1": Family(
-        _moondream,
-        {"config": None, "text_config": None},
-        generates=True,
-        code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
-    ),
+    **{
+        kind: Family(
+            _moondream,
+            {"config": None, "text_config": None},
+            ignored=frozenset({"vision_config"}),
+            generates=True,
+            code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
+        )
+        for kind in ("moondream1", "moondream2")
+    },
     "isaac": Family(
         None,
         text="qwen3",

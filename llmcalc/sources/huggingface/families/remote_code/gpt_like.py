@@ -72,7 +72,8 @@ def _jais(config: Config) -> Table:
 def _phi(config: Config) -> Table:
     """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias.
 
-    With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py).
+    With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
+    mlx-lm's class of them, whose fields have other names.
     """
     heads, rotary = config.size("num_attention_heads"), config.size("rotary_dim")
     for name in ("n_head_kv", "head_dim"):
@@ -81,8 +82,9 @@ def _phi(config: Config) -> Table:
     position = {"type": "rope", "rotary_dim": rotary}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     network = plain_ffn(config, "n_inner", "activation_function")
-    if config.has("num_local_experts"):
-        network = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), network)
+    experts = config.maybe("num_local_experts")
+    if experts is not None:
+        network = moe(experts, config.size("num_experts_per_tok"), network)
     return _gpt(config, mixer, network, {"bias": True}, parallel="shared")
 
 
@@ -259,7 +261,8 @@ GPT2_NAMES = {
 }
 PHI = Family(
     _phi,
-    {**COMMON, "activation_function": "gelu_new", "n_inner": None, "rotary_dim": 32, "tie_word_embeddings": False},
+    {**COMMON, "activation_function": "gelu_new", "n_inner": None, "rotary_dim": 32, "tie_word_embeddings": False}
+    | {"num_local_experts": None},
     frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
     aliases=GPT2_NAMES,
     code="https://huggingface.co/microsoft/phi-1_5 modeling_mixformer_sequential.py",
@@ -322,6 +325,25 @@ FAMILIES = {
     ),
     "mixformer-sequential": PHI,
     "phi-msft": PHI,
+    "phixtral": replace(
+        PHI,
+        defaults={
+            **PHI.defaults,
+            "vocab_size": 51200,
+            "hidden_size": 2560,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 4,
+        },
+        aliases={
+            "vocab_size": "num_vocab",
+            "hidden_size": "model_dim",
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+        },
+        code=f"{MLX}phixtral.py",
+    ),
     "stablelm_epoch": Family(
         _stablelm_epoch,
         {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},

@@ -1,0 +1,171 @@
+"""JetBlock: gated DeltaNet whose values pass a convolution with filters that each token computes.
+
+Gu et al. 2025 (arXiv:2508.15884), §3. Queries and keys pass no convolution. A network of two layers gives every
+channel of the values a filter over the last tokens, for each token. Projections, filters and the tensors kept between
+passes are those of jet_block.py and dynamic_conv.py of NVlabs/Jet-Nemotron (jetai/modeling/hf).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DeltaRule, DynamicConvolution, Elementwise
+from ..base import ChunkSize, Context, HeadSizes, Kernel, Real, TokenMixer, Width
+from ..norm import Norm, norm_reference
+from ..runtime import Run, state_class, vector
+from .delta_rule import delta_rule_class
+from .gated_delta_net import CHUNK, LinearKeyDim, LinearValueDim, LinearValueHeads
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class JetBlock(TokenMixer):
+    """Gated DeltaNet with a dynamic convolution of the values.
+
+    linear_num_value_heads: the number of heads, each with a query, a key, a value and a state.
+    linear_key_head_dim: the size of a query or key head.
+    linear_value_head_dim: the size of a value head.
+    generator_size: the width of the inner layer of the network that computes the filters.
+    linear_conv_kernel_dim: the number of tokens that a filter covers, 4 by default; as many are cached.
+    chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output of each head, 1e-5 by default.
+    """
+
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
+
+    type: Literal["jet_block"] = "jet_block"
+    linear_num_value_heads: LinearValueHeads
+    linear_key_head_dim: LinearKeyDim
+    linear_value_head_dim: LinearValueDim
+    generator_size: Width
+    linear_conv_kernel_dim: Kernel = 4
+    chunk_size: ChunkSize = CHUNK
+    norm_eps: Real = Field(default=1e-5, ge=0)
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
+
+    def source(self) -> str:
+        return "Gu et al. 2025 (arXiv:2508.15884), §3"
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        heads, kernel = Axis("heads", self.linear_num_value_heads), Axis("kernel", self.linear_conv_kernel_dim)
+        key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
+        q = recorder.act(recorder.linear("q_proj", x, heads, key_dim), "silu")
+        k = recorder.act(recorder.linear("k_proj", x, heads, key_dim), "silu")
+        v = recorder.linear("v_proj", x, heads, value_dim)
+        inner = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
+        filters = recorder.linear("w2", inner, heads, value_dim, kernel, bias=True)
+        convolution = DynamicConvolution(v.width, 1, kernel.size, x.rows)
+        v = recorder.act(recorder.core("convolution", convolution, v, filters, axes=(heads, value_dim)), "silu")
+        recorder.state("conv_state", heads, value_dim, kernel, kind="conv_state")
+        decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
+        step_size = recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads))
+        decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
+        beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
+        inputs = (q, k, v, decay, beta)
+        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        y = recorder.alternatives(
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=(heads, value_dim)),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
+        )
+        recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
+        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        sizes = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        return f"JetBlock {self.linear_num_value_heads} × {sizes}"
+
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(linear_num_value_heads=2, linear_key_head_dim=6, linear_value_head_dim=12, generator_size=5),
+            cls(
+                linear_num_value_heads=3,
+                linear_key_head_dim=4,
+                linear_value_head_dim=6,
+                generator_size=8,
+                linear_conv_kernel_dim=3,
+                chunk_size=4,
+            ),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class CausalFilters(nn.Module):
+        """A causal convolution with a filter per token and channel.
+
+        x: [batch, tokens, channels], filters: [batch, tokens, channels, kernel]. Returns the shape of x.
+        state: the module that keeps the last `kernel` inputs of each channel.
+        """
+
+        def forward(self, x: Tensor, filters: Tensor, forward_pass: Run, state: Any) -> Tensor:
+            kernel = filters.shape[-1]
+            stored_input = state.load(forward_pass)
+            earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            joined = torch.cat([earlier, x], 1)
+            state.keep(forward_pass, joined[:, -kernel:])
+            windows = joined[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
+            out: Tensor = (windows[..., None, :] @ filters[..., None])[..., 0, 0]
+            return out
+
+    class JetBlockReference(nn.Module):
+        """JetBlock. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: JetBlock, hidden: int) -> None:
+            super().__init__()
+            heads, self.kernel = spec.linear_num_value_heads, spec.linear_conv_kernel_dim
+            self.head_dims = spec.linear_key_head_dim, spec.linear_value_head_dim
+            key_width, value_width = heads * spec.linear_key_head_dim, heads * spec.linear_value_head_dim
+            self.q_proj, self.k_proj = (nn.Linear(hidden, key_width, bias=False) for _ in range(2))
+            self.v_proj = nn.Linear(hidden, value_width, bias=False)
+            self.w1 = nn.Linear(hidden, spec.generator_size, bias=False)
+            self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
+            self.convolution = CausalFilters()
+            self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
+            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector(torch.ones(heads))
+            self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
+            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.g_proj = nn.Linear(hidden, value_width, bias=False)
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
+            self.o_proj = nn.Linear(value_width, hidden, bias=False)
+
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            key_dim, value_dim = self.head_dims
+            filters = self.w2(F.silu(self.w1(x))).unflatten(-1, (-1, self.kernel))
+            v = F.silu(self.convolution(self.v_proj(x), filters, forward_pass, self.conv_state))
+            q, k = (
+                F.silu(projection(x)).unflatten(-1, (-1, key_dim)).transpose(1, 2)
+                for projection in (self.q_proj, self.k_proj)
+            )
+            decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
+            beta = self.b_proj(x).sigmoid().transpose(1, 2)
+            heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
+            decay = decay.transpose(1, 2)[..., None]
+            out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
+            result: Tensor = self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
+            return result
+
+    return JetBlockReference

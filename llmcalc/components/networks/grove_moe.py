@@ -1,0 +1,142 @@
+"""Grove MoE: groups of routed experts, each with a smaller adjugate expert beside them.
+
+Wu et al. 2025 (arXiv:2508.07785), §3. Each selected expert of a token brings the adjugate expert of its group, with its
+own weight. The published class (modeling_qwen3_moe.py of inclusionAI/GroveMoE) runs the adjugate expert once for each
+selected expert, so twice where two of them are of one group; that is counted here. An implementation that runs it once
+does less, depending on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Experts, Network, TopK, symbol_of_size
+from ..runtime import Run
+from .feed_forward import FeedForward
+from .moe import check_expert, dispatch_class, expert_networks, routed_class
+from .router import LinearRouter
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    GroupSize: TypeAlias = int
+else:
+    GroupSize = symbol_of_size("g")
+
+
+class GroveMoE(Network):
+    """Routed experts in groups, with an adjugate expert for each group.
+
+    num_experts: the number of routed experts.
+    num_experts_per_tok: the number of experts per token.
+    experts_per_group: the number of experts in a group.
+    expert: the feed-forward network of one routed expert.
+    adjugate_expert: the feed-forward network of one adjugate expert.
+    router: the router, linear with a softmax by default.
+    """
+
+    node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "experts"
+    mixture: ClassVar[bool] = True
+
+    type: Literal["grove_moe"] = "grove_moe"
+    num_experts: Experts
+    num_experts_per_tok: TopK
+    experts_per_group: GroupSize
+    expert: FeedForward
+    adjugate_expert: FeedForward
+    router: LinearRouter = LinearRouter()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
+        if self.num_experts % self.experts_per_group:
+            raise ValueError(
+                f"experts_per_group: {self.experts_per_group} does not divide num_experts {self.num_experts}; expected "
+                "a divisor"
+            )
+        check_expert(self.expert)
+        check_expert(self.adjugate_expert)
+        return self
+
+    def activation(self) -> str:
+        return self.expert.style
+
+    def active_width(self) -> int:
+        return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        slots = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
+        return self.model_copy(update={name: part.widened(change) for name, part in slots.items()})
+
+    def source(self) -> str:
+        return "Wu et al. 2025 (arXiv:2508.07785), §3"
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
+        weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
+        outputs = []
+        for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
+            rows = recorder.dispatch(x, top_experts, axis, top_k)
+            with recorder.scope(name, kind="experts", source=self.source()):
+                y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
+            outputs.append(recorder.combine(y, weights, axis, top_k))
+        return recorder.add(*outputs)
+
+    def describe(self, hidden_size: int) -> str:
+        groups = self.num_experts // self.experts_per_group
+        return (
+            f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)} + adjugate "
+            f"{groups} × {self.adjugate_expert.intermediate_size}"
+        )
+
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        swiglu, small = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
+        return [
+            cls(num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small),
+            cls(num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small, adjugate_expert=swiglu),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    Routed = routed_class()
+
+    class GroveMoEReference(Routed):  # type: ignore[misc,valid-type]
+        """Experts and the adjugate experts of their groups. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: GroveMoE, model_properties: Context) -> None:
+            hidden, count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group
+            routing = spec.router.reference(model_properties, count, spec.num_experts_per_tok, count)
+            super().__init__(routing, spec.expert, count, hidden)
+            adjugates = Routed(routing, spec.adjugate_expert, count // self.group, hidden)
+            self.chunk_experts: Any = adjugates.experts
+
+        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+            weights, top_experts = self.routing(x, forward_pass)
+            grouped = forward_pass is not None and forward_pass.grouped_experts
+            sums = []
+            for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
+                dispatch = dispatch_class()(indices, grouped)
+                rows = networks(dispatch.rows(x), dispatch.expert, dispatch.grouped)
+                sums.append(dispatch.combined(rows, weights))
+            out: Tensor = sums[0] + 0.05 * sums[1]
+            return out
+
+    return GroveMoEReference

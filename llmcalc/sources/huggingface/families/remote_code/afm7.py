@@ -1,0 +1,58 @@
+"""AFM-7, Apple's text model: Llama's layers with QK-norm; the last ones read one lower layer's keys and values.
+
+Source: the class in `Family.code`.
+"""
+
+from __future__ import annotations
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import Family
+from ...parts import Table, attention, decoder, qk_norm, rmsnorm, stack_of_layers
+
+
+def _afm7(config: Config) -> Table:
+    """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
+    depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
+    if reusing_layers >= depth:
+        raise config.wrong("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
+    heads, hidden, factor = config.size("num_attention_heads"), config.size("hidden_size"), _factor(config)
+    mixer = attention(
+        config,
+        head_dim=config.divided("num_heads", hidden, heads),
+        **qk_norm(rmsnorm(1e-5), order="after_rope"),
+    )
+    network = {"intermediate_size": int(hidden * factor), "hidden_act": "silu", "gated": True}
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
+    layers: list[tuple[str, Table]] = [
+        ("own", {}) if layer < depth - reusing_layers else ("shared", {"attention": {"kv_shared": True}})
+        for layer in range(depth)
+    ]
+    return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
+
+
+def _factor(config: Config) -> float:
+    """Returns the width of the FFN in units of the hidden size."""
+    name = "hidden_dim_scale_factor"
+    factor, hidden = config.number(name), config.size("hidden_size")
+    if not 1 <= hidden * factor <= LARGEST:
+        raise config.wrong(name, factor, "a number that gives the network a width")
+    return factor
+
+
+FAMILIES = {
+    "afm7": Family(
+        _afm7,
+        {"hidden_dim_scale_factor": 3.25, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True},
+        aliases={
+            "hidden_size": "hidden_dim",
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "num_key_value_heads": "num_kv_heads",
+        },
+        modules={"embed_tokens": "embedding", "norm": "output_norm", "o_proj": "out_proj"},
+        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/afm7.py",
+    ),
+}

@@ -1,0 +1,52 @@
+"""GroveMoE: Qwen3-MoE's layers, with a small adjugate expert beside each pair of experts.
+
+Wu et al. 2025 (arXiv:2508.07785). Source: the modeling file in `Family.code`.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table
+from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen3_moe
+
+EXPERTS_PER_GROUP = 2
+ADJUGATE_WIDTH = 128
+"""Sizes that the source's class states; no field of the config has them."""
+
+
+def _grove_moe(config: Config) -> Table:
+    table = qwen3_moe(config)
+    stack = table["decoder"]
+    if config.size("num_experts") % EXPERTS_PER_GROUP:
+        raise config.wrong("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
+    layer_tables = [stack["block"], *stack.get("variants", {}).values()]
+    for layer_table in layer_tables:
+        network = layer_table.get("feed_forward", {})
+        if network.get("type") == "moe":
+            adjugate = {**network["expert"], "intermediate_size": ADJUGATE_WIDTH}
+            network |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
+    return table
+
+
+CODE = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.3/src/transformers"
+
+FAMILIES = {
+    "grove_moe": Family(
+        _grove_moe,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+            "attention_bias": False,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "tie_word_embeddings": False,
+        },
+        NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
+        code=f"{CODE}/models/qwen3_moe/modeling_qwen3_moe.py",
+    ),
+}

@@ -1,0 +1,101 @@
+"""Jet-Nemotron: Qwen2's layers, in most of which linear attention (JetBlock) takes the place of softmax attention.
+
+Gu et al. 2025 (arXiv:2508.15884). Sources: the modeling file in `Family.code`, and SGLang's models/jet_nemotron.py.
+"""
+
+from __future__ import annotations
+
+from math import isclose
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import Family
+from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, rmsnorm
+
+LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
+JET_DEFAULTS: dict[str, Any] = {
+    "mode": "chunk",
+    "expand_v": 2.0,
+    "num_heads": 6,
+    "head_dim": 256,
+    "norm_eps": 1e-5,
+    "conv_size": 4,
+    "dconv_generator_reduction": 8,
+    "dconv_implementation": "triton",
+}
+"""Fields of the source's `JetBlockConfig` and their defaults."""
+SECTION = "efficient_attention_config"
+
+
+def _jet_nemotron(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    heads = config.size("num_attention_heads")
+    head_dim = config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
+    if not config.has("layer_types"):
+        expected = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
+        raise config.wrong("layer_types", config.data.get("layer_types"), expected)
+    names = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
+    kinds: Table = {}
+    if "full" in names:
+        kinds["full"] = {"attention": mixer}
+    if "sliding" in names:
+        window = _section(config, "swa", {}).size("window_size")
+        kinds["sliding"] = {"attention": {**mixer, "sliding_window": window}}
+    if "linear" in names:
+        kinds["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
+    config.fields_read.add(SECTION)
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
+    """Returns the table of one kind of layer in `efficient_attention_config`."""
+    location = f"{config.where}{SECTION}."
+    section = Config(config.table(SECTION), {}, config.model_type, where=location).table(name)
+    return Config(section, defaults, config.model_type, where=f"{location}{name}.")
+
+
+def _jet_block(config: Config, fields: Config) -> Table:
+    heads, key_dim, growth = fields.size("num_heads"), fields.size("head_dim"), fields.number("expand_v")
+    value_dim, exact_dim = int(key_dim * growth), key_dim * growth
+    if not isclose(value_dim, exact_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+        raise fields.wrong("expand_v", growth, f"a multiple of 1 / head_dim ({key_dim})")
+    value_width, reduction = heads * value_dim, fields.size("dconv_generator_reduction")
+    if reduction > value_width:
+        raise fields.wrong("dconv_generator_reduction", reduction, f"at most {value_width}, the width of all values")
+    return {
+        "type": "jet_block",
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": value_dim,
+        "generator_size": value_width // reduction,
+        "linear_conv_kernel_dim": fields.size("conv_size"),
+        "norm_eps": _epsilon(fields),
+    }
+
+
+def _epsilon(fields: Config) -> float:
+    """Returns the ε of the norm, which published configs may write as a text."""
+    value = fields.get("norm_eps")
+    try:
+        return Config({"norm_eps": float(value)}, {}, fields.model_type, where=fields.where).number("norm_eps")
+    except (TypeError, ValueError):
+        raise fields.wrong("norm_eps", value, "a number") from None
+
+
+FAMILIES = {
+    "jet_nemotron": Family(
+        _jet_nemotron,
+        {
+            "vocab_size": 151936,
+            "hidden_act": "silu",
+            "num_key_value_heads": None,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"max_window_layers", "use_mrope"}),
+        code="https://github.com/NVlabs/Jet-Nemotron/blob/main/jetai/modeling/hf/modeling_jet_nemotron.py",
+    ),
+}
