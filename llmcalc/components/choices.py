@@ -29,6 +29,7 @@ MIXERS = PartChoice(
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
+        "shared_entries": "mixers.shared_entries:SharedEntryAttention",
         "looped": "layers.looped:LoopedAttention",
         "funnel": "layers.funnel:FunnelAttention",
         "lightning": "mixers.lightning:LightningAttention",

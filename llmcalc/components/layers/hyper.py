@@ -17,7 +17,8 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, LayerParts, PartWitness, Real, Streams
+from ..base import BY_TORCH, Component, Context, Flag, LayerParts, PartWitness, Real, Streams
+from ..choice import only
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
@@ -30,9 +31,17 @@ from .whole_layer import WholeLayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..ngram_input import NgramInput
+else:
+    NgramInput = only("ngram_input:NgramInput")
+
 
 PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm on all streams of a token together, before the projection that computes the weights."""
+
+
+READ_WEIGHTS = "read_weights"
+"""The name under which a sublayer keeps the weights that the next one reads the streams with."""
 
 
 class HyperLayer(WholeLayer):
@@ -46,6 +55,9 @@ class HyperLayer(WholeLayer):
         streams are not mixed.
     hc_magnitude: the largest factor on a sublayer's output, 2 by default.
     hc_eps: added to the weights, 1e-6 by default.
+    delayed: whether a sublayer reads the streams with the weights that the sublayer before computed, the first one the
+        first stream alone (DeepSeek-V4.1); false by default.
+    ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -57,18 +69,23 @@ class HyperLayer(WholeLayer):
     hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
+    delayed: Flag = False
+    ngram_input: NgramInput | None = None
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+        streams = {"type": self.type, "hc_mult": self.hc_mult, "delayed": self.delayed}
+        return {**super().requires(), "streams": streams}
 
     def source(self) -> str:
         return "Xie et al. 2025, §4"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
+        if self.ngram_input is not None:
+            x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(component, Component)
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
@@ -88,9 +105,10 @@ class HyperLayer(WholeLayer):
                 recorder, x, Beside(((streams,), (streams,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
-            weighted_sum = recorder.sum(
-                recorder.mul(recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden
-            )
+            read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
+            if self.delayed:
+                read_weights = recorder.earlier(READ_WEIGHTS, read_weights, read_weights)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
@@ -114,7 +132,8 @@ class HyperStreams(ResidualStreams):
     """The streams of hyper-connections: copies of the embedding, summed after the last layer.
 
     hc_mult: the number of streams.
-    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3).
+    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3);
+        `delayed` for a sum with the weights that the last sublayer computed (DeepSeek-V4.1).
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -122,18 +141,22 @@ class HyperStreams(ResidualStreams):
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
-    merge: Literal["weighted", "mean"] = "weighted"
+    merge: Literal["weighted", "mean", "delayed"] = "weighted"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
+        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult, delayed=self.merge == "delayed")
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        return (
-            recorder.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else recorder.part("hyper_streams", self, x)
-        )
+        streams, hidden = x.axes
+        if self.merge == "mean":
+            return recorder.sum(x, hidden, mean=True)
+        if self.merge == "delayed":
+            weights = recorder.earlier(READ_WEIGHTS, Value(x.rows, (streams,)))
+            return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+        return recorder.part("hyper_streams", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
@@ -207,11 +230,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
-        def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def _read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+            """Returns the weights to read the streams with: the new ones, or those that the sublayer before kept."""
+            if not self.spec.delayed:
+                return new_weights
+            weights: Tensor = forward_pass.memo[READ_WEIGHTS]
+            forward_pass.memo[READ_WEIGHTS] = new_weights
+            return weights
+
+        def forward(self, streams: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
             weighted_sum, strength = (
-                ((read_logits.sigmoid() + eps)[..., None] * streams).sum(2),
+                (self._read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
                 self.spec.hc_magnitude * write_logits.sigmoid(),
             )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
@@ -228,6 +259,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
+            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
                 self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
@@ -235,8 +267,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
             for name in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(x)
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
+                    x, forward_pass
+                )
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
                 x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
@@ -258,12 +293,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
             super().__init__()
-            self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
+            self.n, self.delayed = n, merge == "delayed"
+            self.hyper_streams = HeadReference(n, hidden) if merge == "weighted" else None
 
         def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            if self.delayed:
+                first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
+                forward_pass.memo[READ_WEIGHTS] = first_stream.expand(*x.shape[:2], -1)
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            if self.delayed:
+                total: Tensor = (forward_pass.memo[READ_WEIGHTS][..., None] * x).sum(2)
+                return total
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 
