@@ -226,11 +226,7 @@ class SharedEntryAttention(TokenMixer):
         if self.entries_shared:
             entries = recorder.of_lower_layer("entries", x, lent.get("entries", Value(x.rows, (dim,), fixed=True)))
         else:
-            latent = self._new_entries(recorder, x, dim)
-            rotated = recorder.rope(latent, rope, every=self.compress_rate)
-            rest = 0 if self.compress_rate == 1 else 2 * self.head_dim
-            op = ops.EntryCache(self.head_dim, self.compress_rate, rest, rows=x.rows)
-            entries = recorder.keep_entries(op, rotated)
+            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
             lent["entries"] = entries
         if self.indexer is None:
             absent = Value(x.rows, (), fixed=True)
@@ -239,17 +235,19 @@ class SharedEntryAttention(TokenMixer):
             lent["selection"] = self._selection(recorder, self.indexer, x, compressed_query, latent, lent, rope)
         return entries, lent["selection"]
 
-    def _new_entries(self, recorder: Flow, x: Value, dim: Axis) -> Value:
-        """Returns the new entries before RoPE."""
+    def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
+        """Returns the new entries before RoPE, and all entries so far after it."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
+        pending: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
             if rate.size != 1:
-                gate = recorder.linear("gate_proj", x, dim)
-                pending = recorder.with_rest(kv, gate)
+                pending = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
                 kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
-            return recorder.norm("norm", kv, self.norm)
+            latent = recorder.norm("norm", kv, self.norm)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in pending), rows=x.rows)
+            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *pending)
 
     def _selection(
         self,
@@ -320,7 +318,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into new entries before RoPE. x: [batch, tokens, hidden] → [batch, entries, width]."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all of them after it."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
@@ -329,38 +327,31 @@ def _reference_class() -> type[nn.Module]:
             self.kv_proj = nn.Linear(hidden, width, bias=False)
             if self.rate > 1:
                 self.gate_proj = nn.Linear(hidden, width, bias=False)
-            self.norm, self.pending = norm_reference(spec.norm, width), state_class()()
+            self.spec, self.norm, self.cache = spec, norm_reference(spec.norm, width), state_class()()
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
-            kv = self.kv_proj(x)
-            if self.rate == 1:
-                entries: Tensor = self.norm(kv)
-                return entries
-            gate, stored = self.gate_proj(x), self.pending.load(forward_pass)
-            if stored is not None:
-                kv, gate = (torch.cat([rest, new], 1) for rest, new in zip(stored, (kv, gate), strict=True))
-            windows = kv.shape[1] // self.rate
-            whole = windows * self.rate
-            self.pending.keep(forward_pass, kv[:, whole:], gate[:, whole:])
-            kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
-            return self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+        def forward(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            kv, stored, pending = self.kv_proj(x), self.cache.load(forward_pass), ()
+            if self.rate > 1:
+                gate = self.gate_proj(x)
+                if stored is not None:
+                    kv, gate = torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
+                windows = kv.shape[1] // self.rate
+                whole = windows * self.rate
+                pending = kv[:, whole:], gate[:, whole:]
+                kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                kv = (kv * gate.float().softmax(2).to(kv.dtype)).sum(2)
+            latent = self.norm(kv)
+            entries = with_earlier(self.spec, latent, None if stored is None else stored[0])
+            self.cache.keep(forward_pass, entries, *pending)
+            return latent, entries
 
-    class Rows(nn.Module):
-        """Keeps rotated entries of all passes. new: [batch, new entries, width] → [batch, entries, width]."""
-
-        def __init__(self, spec: SharedEntryAttention) -> None:
-            super().__init__()
-            self.spec, self.rows = spec, state_class()()
-
-        def forward(self, new: Tensor, forward_pass: Run) -> Tensor:
-            rate, stored = self.spec.compress_rate, self.rows.load(forward_pass)
-            assert rate is not None
-            first = 0 if stored is None else stored[0].shape[1]
-            positions = (torch.arange(new.shape[1], device=new.device) + first) * rate
-            new = rotate_at(new, positions, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            entries = new if stored is None else torch.cat([stored[0], new], 1)
-            self.rows.keep(forward_pass, entries)
-            return entries
+    def with_earlier(spec: SharedEntryAttention, new: Tensor, earlier: Tensor | None) -> Tensor:
+        """Applies RoPE to new rows, one per entry, and puts those of earlier passes before them."""
+        assert spec.compress_rate is not None
+        first = 0 if earlier is None else earlier.shape[1]
+        positions = (torch.arange(new.shape[1], device=new.device) + first) * spec.compress_rate
+        new = rotate_at(new, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
+        return new if earlier is None else torch.cat([earlier, new], 1)
 
     class Chooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
@@ -374,7 +365,7 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, self.heads, bias=False)
             if not spec.entries_shared:
                 self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
-                self.cache = Rows(spec)
+                self.cache: Any = state_class()()
 
         def _candidates(self, keys: Tensor, visible: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns keys to score, the visible ones among them, and their positions where they are not all keys."""
@@ -417,7 +408,11 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             spec = self.spec
             if latent is not None:
-                forward_pass.memo["entry keys"] = self.cache(self.k_norm(self.k_proj(latent)), forward_pass)
+                stored = self.cache.load(forward_pass)
+                new_keys = self.k_norm(self.k_proj(latent))
+                keys = with_earlier(spec, new_keys, None if stored is None else stored[0])
+                self.cache.keep(forward_pass, keys)
+                forward_pass.memo["entry keys"] = keys
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
@@ -468,7 +463,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.compress_rate is not None:
                 self.entry_core = Core()
                 if not spec.entries_shared:
-                    self.compressor, self.entries = Compressor(spec, hidden), Rows(spec)
+                    self.compressor = Compressor(spec, hidden)
                 if spec.indexer is not None:
                     self.indexer = Chooser(spec, hidden)
 
@@ -481,8 +476,7 @@ def _reference_class() -> type[nn.Module]:
             spec, end, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             assert spec.compress_rate is not None
             if not spec.entries_shared:
-                latent = self.compressor(x, forward_pass)
-                memo["entries"] = self.entries(latent, forward_pass)
+                latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
             whole = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
             visible = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
