@@ -44,7 +44,6 @@ PLAIN: dict[str, Any] = {
     "index_source_layer_ids": [0, 1, 2],
     "hc_mult": 2,
     "o_groups": 4,
-    "tie_word_embeddings": True,
 }
 
 SHAPES = {"DeepseekV41ForCausalLM": [SMALL, {**SMALL, **PLAIN}]}

@@ -11,6 +11,7 @@ from typing import Any
 from ...config import Config, is_whole
 from ...family import Family
 from ...parts import Table, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
+from .wrappers import READ_HERE
 
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
 
@@ -21,6 +22,7 @@ def _deepseek_v41_text(config: Config) -> Table:
     config.must("num_key_value_heads", 1)
     config.must("attention_bias", False)
     config.must("scoring_func", "sqrtsoftplus")
+    config.must("tie_word_embeddings", False)
     depth, norm, streams = (
         config.size("num_hidden_layers"),
         rmsnorm(config.number("rms_norm_eps")),
@@ -178,6 +180,9 @@ FAMILIES = {
         None,
         {"tie_word_embeddings": False},
         text="deepseek_v41_text",
+        ties="never",
         code=VLLM,
+        towers="DeepseekV41",
+        tower_file=READ_HERE,
     ),
 }
