@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ... import ops
 from ...flow.axis import Axis
@@ -20,7 +20,6 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.sparse import COMPRESSED
 from ..base import (
-    LARGEST,
     Context,
     Flag,
     HeadDim,
@@ -85,9 +84,12 @@ class SharedEntryAttention(TokenMixer):
     o_lora_rank: the output width of each group; all groups together are then projected to the hidden size.
     sliding_window: the number of single tokens that each token attends to, itself included.
     compress_rate: the number of tokens per entry; by default there are no entries.
+    weighted_entries: whether an entry is a weighted mean of its tokens, as entries of several tokens are; false by
+        default, where an entry is a projection of one token.
     entries_shared: whether entries and the indexer's keys are those of the nearest lower layer that computes its own;
         false by default.
     indexer: the part that selects the entries to attend to; by default the selection of a lower layer is reused.
+    index_topk: the number of entries in that selection; none beside an indexer, which has its own.
     norm: the norm on the compressed query, on keys and on entries.
     position: RoPE on queries and keys.
     """
@@ -104,9 +106,10 @@ class SharedEntryAttention(TokenMixer):
     o_lora_rank: Width
     sliding_window: Window
     compress_rate: Window | None = None
+    weighted_entries: Flag = False
     entries_shared: Flag = False
     indexer: EntryKeyIndexer | None = None
-    index_topk: int | None = Field(default=None, ge=1, le=LARGEST, strict=True)
+    index_topk: TopK | None = None
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
@@ -121,6 +124,8 @@ class SharedEntryAttention(TokenMixer):
             raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
         if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
             raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
+        if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
+            raise ValueError("weighted_entries: true where compress_rate is 2 or more, and nowhere else")
         if self.compress_rate is not None and (self.indexer is None) != (self.index_topk is not None):
             raise ValueError("index_topk: a layer without an indexer states how many entries it reuses; others do not")
         if self.compress_rate is not None and not self.entries_shared and self.indexer is None:
@@ -242,7 +247,7 @@ class SharedEntryAttention(TokenMixer):
         pending: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
-            if rate.size != 1:
+            if self.weighted_entries:
                 pending = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
                 kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
             latent = recorder.norm("norm", kv, self.norm)
@@ -307,7 +312,7 @@ class SharedEntryAttention(TokenMixer):
         indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
         return [
             base,
-            base.model_copy(update={"compress_rate": 2, "o_groups": 4, "indexer": indexer}),
+            base.model_copy(update={"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}),
             base.model_copy(update={"compress_rate": 1, "indexer": indexer}),
         ]
 
@@ -325,13 +330,13 @@ def _reference_class() -> type[nn.Module]:
             assert spec.compress_rate is not None
             self.rate, width = spec.compress_rate, spec.head_dim
             self.kv_proj = nn.Linear(hidden, width, bias=False)
-            if self.rate > 1:
+            if spec.weighted_entries:
                 self.gate_proj = nn.Linear(hidden, width, bias=False)
             self.spec, self.norm, self.cache = spec, norm_reference(spec.norm, width), state_class()()
 
         def forward(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
             kv, stored, pending = self.kv_proj(x), self.cache.load(forward_pass), ()
-            if self.rate > 1:
+            if self.spec.weighted_entries:
                 gate = self.gate_proj(x)
                 if stored is not None:
                     kv, gate = torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)

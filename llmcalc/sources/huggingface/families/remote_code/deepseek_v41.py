@@ -82,7 +82,7 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
                 raise config.wrong("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
         elif ratio != rate_of_source:
             raise config.wrong("kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}")
-        changes: Table = {"compress_rate": ratio, "entries_shared": i not in sources}
+        changes: Table = {"compress_rate": ratio, "weighted_entries": ratio > 1, "entries_shared": i not in sources}
         if i not in choosers:
             layers.append(("shared", {**changes, "index_topk": topk}))
             continue
