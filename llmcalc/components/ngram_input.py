@@ -58,7 +58,9 @@ class NgramInput(Component):
         assert isinstance(streams, Axis)
         dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = recorder.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, read=self.ngram_heads, kind=self.kind)
+        rows, _ = recorder.table(
+            "embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, read=self.ngram_heads, kind=self.kind
+        )
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         value = recorder.linear("value_proj", vectors, hidden)

@@ -400,6 +400,7 @@ class Stack(Component):
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
+        from .mixers.shared_entries import shared_entry_examples
         from .ngram_input import NgramInput
         from .self_conditioning import SelfConditioning
         from .target_states import TargetStates
@@ -417,6 +418,8 @@ class Stack(Component):
             qk_norm=QKNorm(norm=rms),
             position=Rope(),
         )
+        shared_entry_layers = shared_entry_examples()
+        ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
@@ -517,6 +520,18 @@ class Stack(Component):
                 },
                 first_layers=(BASE, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
+            ),
+            cls(
+                num_hidden_layers=5,
+                block=hyper_example(delayed=True, attention=shared_entry_layers["reusing"]),
+                variants={
+                    name: hyper_example(
+                        delayed=True, attention=mixer, ngram_input=ngrams if name == "finding" else None
+                    )
+                    for name, mixer in shared_entry_layers.items()
+                },
+                first_layers=("finding", "scoring", BASE, "local", "computing"),
+                streams=HyperStreams(hc_mult=3, merge="delayed"),
             ),
             cls(
                 num_hidden_layers=3,

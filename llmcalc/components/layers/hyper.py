@@ -107,7 +107,7 @@ class HyperLayer(WholeLayer):
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
-                read_weights = recorder.earlier(READ_WEIGHTS, read_weights, read_weights)
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, read_weights)
             weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
@@ -154,7 +154,7 @@ class HyperStreams(ResidualStreams):
         if self.merge == "mean":
             return recorder.sum(x, hidden, mean=True)
         if self.merge == "delayed":
-            weights = recorder.earlier(READ_WEIGHTS, Value(x.rows, (streams,)))
+            weights = recorder.delayed_weights(READ_WEIGHTS, Value(x.rows, (streams,)))
             return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
         return recorder.part("hyper_streams", self, x)
 

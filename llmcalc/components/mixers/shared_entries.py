@@ -207,9 +207,7 @@ class SharedEntryAttention(TokenMixer):
             mask, entries = recorder.among(visible, selection, entries)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
-                recorder.scores(
-                    "entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits
-                )
+                recorder.scores("entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits)
             )
         weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
         y = recorder.weighted(weights, k)
@@ -300,21 +298,34 @@ class SharedEntryAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(
-            num_attention_heads=4,
-            head_dim=8,
-            qk_rope_head_dim=4,
-            q_lora_rank=10,
-            o_groups=2,
-            o_lora_rank=6,
-            sliding_window=5,
-        )
-        indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
-        return [
-            base,
-            base.model_copy(update={"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}),
-            base.model_copy(update={"compress_rate": 1, "indexer": indexer}),
-        ]
+        """Returns layers that need no other; an example of the stack has those that read the entries of others."""
+        examples: Any = shared_entry_examples()
+        return [examples[name] for name in ("local", "computing", "finding")]
+
+
+def shared_entry_examples() -> dict[str, SharedEntryAttention]:
+    """Returns small mixers of each kind, of which `scoring` and `reusing` read the entries of `finding`."""
+    local = SharedEntryAttention(
+        num_attention_heads=4,
+        head_dim=8,
+        qk_rope_head_dim=4,
+        q_lora_rank=10,
+        o_groups=2,
+        o_lora_rank=6,
+        sliding_window=5,
+    )
+    indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
+    blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
+    of_two_tokens = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
+    shared = {"compress_rate": 1, "entries_shared": True}
+    changes: dict[str, dict[str, Any]] = {
+        "local": {},
+        "computing": of_two_tokens,
+        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
+        "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "reusing": {**shared, "index_topk": 2},
+    }
+    return {name: local.model_copy(update=fields) for name, fields in changes.items()}
 
 
 @cache

@@ -113,10 +113,10 @@ class ElementwiseVerbs(Recorder):
         """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
-    def earlier(self, name: str, like: Value, kept: Value | None = None) -> Value:
-        """Records the value that the sublayer before has kept under a name. kept: the value that takes its place."""
+    def delayed_weights(self, name: str, like: Value, kept: Value | None = None) -> Value:
+        """Records weights that the sublayer before has kept under a name. kept: the weights that take their place."""
         ins = (like,) if kept is None else (like, kept)
-        return self.step("earlier", "", ins, Value(like.rows, like.axes), slot=name)
+        return self.step("delayed_weights", "", ins, Value(like.rows, like.axes), slot=name)
 
     def copies(self, x: Value, over: Axis) -> Value:
         """Records an expansion of x along a new first axis, as a view."""

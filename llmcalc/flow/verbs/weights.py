@@ -124,7 +124,14 @@ class WeightVerbs(Recorder):
         return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
-        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", read: Number = None, **node_fields: Any
+        self,
+        name: str,
+        rows: Axis,
+        *dim: Axis | Beside,
+        of: Rows = TOKENS,
+        by: Index = "ids",
+        read: Number = None,
+        **node_fields: Any,
     ) -> tuple[Value, Weight]:
         """Records an embedding look-up for each of the rows `of`. Also returns the weight, to which a later step may be
         tied.

@@ -61,7 +61,9 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     ratios = config.sizes("compress_ratios")
     if len(ratios) < depth:
         raise config.wrong("compress_ratios", ratios, f"{depth} numbers of tokens per entry, 0 for none")
-    sources, choosers = (_layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids"))
+    sources, choosers = (
+        _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
+    )
     topk, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
     indexer["index_topk"] = topk
@@ -81,7 +83,9 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
             if i not in choosers:
                 raise config.wrong("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
         elif ratio != rate_of_source:
-            raise config.wrong("kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}")
+            raise config.wrong(
+                "kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}"
+            )
         changes: Table = {"compress_rate": ratio, "weighted_entries": ratio > 1, "entries_shared": i not in sources}
         if i not in choosers:
             layers.append(("shared", {**changes, "index_topk": topk}))
