@@ -98,6 +98,7 @@ LAYERS = PartChoice(
     {
         "block": "layers.block:Block",
         "hyper": "layers.hyper:HyperLayer",
+        "delayed_hyper": "layers.delayed_hyper:DelayedHyperLayer",
         "gated_streams": "layers.gated_streams:GatedStreamsLayer",
         "hybrid": "layers.hybrid:HybridBlock",
         "zamba": "layers.zamba:ZambaLayer",
@@ -131,6 +132,7 @@ STREAMS = PartChoice(
     {
         "altup": "layers.altup:AltUp",
         "hyper": "layers.hyper:HyperStreams",
+        "delayed_hyper": "layers.delayed_hyper:DelayedHyperStreams",
         "gated_streams": "layers.gated_streams:GatedStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",

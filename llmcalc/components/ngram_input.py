@@ -2,7 +2,8 @@
 
 The n-grams that end at a token are hashed to rows of one table, several for each length. Their vectors side by side
 give a value, and a key for each stream; the product of key and stream gates the value, and a dilated convolution adds
-the values of earlier tokens (not in DeepSeek-V4.1, which calls this an engram: mlx-vlm: models/deepseek_v41). transformers: models/qwen4_exp (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
+the values of earlier tokens. transformers: models/qwen4_exp (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
+DeepSeek-V4.1 calls this an engram and has no convolution. mlx-vlm: models/deepseek_v41 (`Engram`).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            gated: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
                 return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))

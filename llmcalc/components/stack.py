@@ -394,6 +394,7 @@ class Stack(Component):
         from .layers.altup import AltUp, AltUpLayer
         from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.convolved_residual import convolved_residual_example
+        from .layers.delayed_hyper import DelayedHyperStreams, delayed_hyper_example
         from .layers.draft import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
@@ -523,15 +524,13 @@ class Stack(Component):
             ),
             cls(
                 num_hidden_layers=5,
-                block=hyper_example(delayed=True, attention=shared_entry_layers["reusing"]),
+                block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants={
-                    name: hyper_example(
-                        delayed=True, attention=mixer, ngram_input=ngrams if name == "finding" else None
-                    )
+                    name: delayed_hyper_example(attention=mixer, ngram_input=ngrams if name == "finding" else None)
                     for name, mixer in shared_entry_layers.items()
                 },
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
-                streams=HyperStreams(hc_mult=3, merge="delayed"),
+                streams=DelayedHyperStreams(hc_mult=3),
             ),
             cls(
                 num_hidden_layers=3,

@@ -17,8 +17,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, Flag, LayerParts, PartWitness, Real, Streams
-from ..choice import only
+from ..base import BY_TORCH, Component, Context, LayerParts, PartWitness, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
@@ -30,10 +29,6 @@ from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from ..ngram_input import NgramInput
-else:
-    NgramInput = only("ngram_input:NgramInput")
 
 
 PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
@@ -55,37 +50,31 @@ class HyperLayer(WholeLayer):
         streams are not mixed.
     hc_magnitude: the largest factor on a sublayer's output, 2 by default.
     hc_eps: added to the weights, 1e-6 by default.
-    delayed: whether a sublayer reads the streams with the weights that the sublayer before computed, the first one the
-        first stream alone (DeepSeek-V4.1); false by default.
-    ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
+    delayed: whether a sublayer reads the streams with the weights of the sublayer before (class attribute).
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    delayed: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
     hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
-    delayed: Flag = False
-    ngram_input: NgramInput | None = None
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        streams = {"type": self.type, "hc_mult": self.hc_mult, "delayed": self.delayed}
-        return {**super().requires(), "streams": streams}
+        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def source(self) -> str:
         return "Xie et al. 2025, §4"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
-        if self.ngram_input is not None:
-            x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(component, Component)
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
@@ -120,7 +109,7 @@ class HyperLayer(WholeLayer):
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, model_properties)
+        return hyper_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -132,8 +121,7 @@ class HyperStreams(ResidualStreams):
     """The streams of hyper-connections: copies of the embedding, summed after the last layer.
 
     hc_mult: the number of streams.
-    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3);
-        `delayed` for a sum with the weights that the last sublayer computed (DeepSeek-V4.1).
+    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3).
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -141,22 +129,18 @@ class HyperStreams(ResidualStreams):
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
-    merge: Literal["weighted", "mean", "delayed"] = "weighted"
+    merge: Literal["weighted", "mean"] = "weighted"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult, delayed=self.merge == "delayed")
+        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        streams, hidden = x.axes
-        if self.merge == "mean":
-            return recorder.sum(x, hidden, mean=True)
-        if self.merge == "delayed":
-            weights = recorder.delayed_weights(READ_WEIGHTS, Value(x.rows, (streams,)))
-            return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
-        return recorder.part("hyper_streams", self, x)
+        return (
+            recorder.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else recorder.part("hyper_streams", self, x)
+        )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
@@ -168,7 +152,7 @@ class HyperStreams(ResidualStreams):
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, model_properties: Context) -> nn.Module:
-        return _reference_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
+        return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
@@ -189,7 +173,8 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 
 @cache
-def _reference_classes() -> dict[str, type[nn.Module]]:
+def hyper_classes() -> dict[str, type[nn.Module]]:
+    """Returns the classes of the reference: of a layer, and of the streams."""
     import torch
     from torch import nn
 
@@ -259,7 +244,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
-            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
                 self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
@@ -267,7 +251,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
-            x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
             for name in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
                     x, forward_pass
@@ -293,19 +276,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
             super().__init__()
-            self.n, self.delayed = n, merge == "delayed"
-            self.hyper_streams = HeadReference(n, hidden) if merge == "weighted" else None
+            self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
 
         def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
-            if self.delayed:
-                first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
-                forward_pass.memo[READ_WEIGHTS] = first_stream.expand(*x.shape[:2], -1)
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
-            if self.delayed:
-                total: Tensor = (forward_pass.memo[READ_WEIGHTS][..., None] * x).sum(2)
-                return total
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 

@@ -334,7 +334,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all of them after it."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all after it."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
@@ -343,10 +343,12 @@ def _reference_class() -> type[nn.Module]:
             self.kv_proj = nn.Linear(hidden, width, bias=False)
             if spec.weighted_entries:
                 self.gate_proj = nn.Linear(hidden, width, bias=False)
-            self.spec, self.norm, self.cache = spec, norm_reference(spec.norm, width), state_class()()
+            self.spec, self.norm = spec, norm_reference(spec.norm, width)
+            self.cache: Any = state_class()()
 
         def forward(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
-            kv, stored, pending = self.kv_proj(x), self.cache.load(forward_pass), ()
+            kv, stored = self.kv_proj(x), self.cache.load(forward_pass)
+            pending: tuple[Tensor, ...] = ()
             if self.spec.weighted_entries:
                 gate = self.gate_proj(x)
                 if stored is not None:

@@ -6,7 +6,8 @@ MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL, and DeepSeek-V4.1's encode
 
 Sources: vllm/model_executor/models/intern_vit.py, internvl.py, nvlm_d.py, h2ovl.py, skyworkr1v.py, interns1_vit.py,
 interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py,
-glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0, and models/deepseek_v41/common/vision.py at v0.33.0.
+glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0, and
+models/deepseek_v41/common/vision.py at v0.33.0.
 """
 
 from __future__ import annotations

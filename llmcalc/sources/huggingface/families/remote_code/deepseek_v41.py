@@ -1,7 +1,7 @@
 """DeepSeek-V4.1: entries and selections that layers share, hyper-connections one sublayer late, and engrams.
 
-An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources: vllm/models/deepseek_v41
-of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
+An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
+vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ def _deepseek_v41_text(config: Config) -> Table:
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
     experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
     block = {
-        "type": "hyper",
+        "type": "delayed_hyper",
         "attention": mixer,
         "feed_forward": experts,
         "norm": norm,
         "hc_mult": streams,
         "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
-        "delayed": True,
     }
     inputs = _ngram_inputs(config, depth, streams, norm)
     layers: list[tuple[str, Table]] = []
@@ -52,7 +51,7 @@ def _deepseek_v41_text(config: Config) -> Table:
         layer_changes: Table = {"attention": changes} if changes else {}
         layers.append((label + ("_ngrams" if i in inputs else ""), layer_changes | inputs.get(i, {})))
     stack = stack_of_layers(layers)
-    stack["streams"] = {"type": "hyper", "hc_mult": streams, "merge": "delayed"}
+    stack["streams"] = {"type": "delayed_hyper", "hc_mult": streams}
     return decoder(config, block, norm, stack=stack)
 
 
