@@ -274,6 +274,8 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer delayed_hyper": "new: weights of the sublayer before were not compared",
     "streams delayed_hyper": "new: weights of the sublayer before were not compared",
     "mixer shared_entries": "new: entries that layers share were not compared",
+    "part entry_key_indexer": "new: entries that layers share were not compared",
+    "part candidate_blocks": "new: entries that layers share were not compared",
     "part ngram_input": "new: tables of n-grams were not compared",
     "part mean_indexer": "new: means of keys were not compared",
     "layer convolved_residual": "new: the sums that later layers read were not compared",

@@ -399,6 +399,7 @@ def _reference_class() -> type[nn.Module]:
                 own_block = (keys.shape[1] - 1) // size * size
                 in_own_block = keys.shape[1] - own_block
                 positions = torch.cat([positions[:, :in_own_block], positions[:, size:]], 1)  # its own block is first
+                positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
