@@ -97,8 +97,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
+    class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
+        """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
+
+        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+            weights: Tensor = forward_pass.memo["read weights"]
+            forward_pass.memo["read weights"] = new_weights
+            return weights
+
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
         """The layer with delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
+
+        connection = DelayedConnection
 
         def __init__(self, spec: DelayedHyperLayer, model_properties: Context) -> None:
             super().__init__(spec, model_properties)
@@ -119,11 +129,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
             first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
-            forward_pass.memo[READ_WEIGHTS] = first_stream.expand(*x.shape[:2], -1)
+            forward_pass.memo["read weights"] = first_stream.expand(*x.shape[:2], -1)
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
-            weights: Tensor = forward_pass.memo[READ_WEIGHTS]
+            weights: Tensor = forward_pass.memo["read weights"]
             return (weights[..., None] * x).sum(2)
 
     return {"layer": LayerReference, "streams": StreamsReference}

@@ -174,7 +174,7 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 @cache
 def hyper_classes() -> dict[str, type[nn.Module]]:
-    """Returns the classes of the reference: of a layer, and of the streams."""
+    """Returns the classes of the reference: of a layer, of the streams, and of a sublayer's connection."""
     import torch
     from torch import nn
 
@@ -215,19 +215,15 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
-        def _read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
-            """Returns the weights to read the streams with: the new ones, or those that the sublayer before kept."""
-            if not self.spec.delayed:
-                return new_weights
-            weights: Tensor = forward_pass.memo[READ_WEIGHTS]
-            forward_pass.memo[READ_WEIGHTS] = new_weights
-            return weights
+        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+            """Returns the weights to read the streams with."""
+            return new_weights
 
         def forward(self, streams: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
             weighted_sum, strength = (
-                (self._read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
+                (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
                 self.spec.hc_magnitude * write_logits.sigmoid(),
             )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
@@ -242,11 +238,13 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(nn.Module):
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
+        connection = Connection
+
         def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
-                self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
+                self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
 
@@ -285,4 +283,4 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 
-    return {"layer": HyperLayerReference, "streams": StreamsReference}
+    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}

@@ -57,8 +57,8 @@ class EngineServer:
         layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.kinds().values()]
         if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
             raise InputError(
-                f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; expected "
-                "another model, or kv without an engine"
+                f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
+                "expected another model, or kv without an engine"
             )
 
     @property
