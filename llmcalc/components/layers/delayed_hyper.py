@@ -75,7 +75,7 @@ class DelayedHyperStreams(ResidualStreams):
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         streams, hidden = x.axes
-        weights = recorder.delayed_weights(READ_WEIGHTS, Value(x.rows, (streams,)))
+        weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -96,7 +96,7 @@ class HyperLayer(WholeLayer):
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
-                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, read_weights)
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps=True)
             weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
