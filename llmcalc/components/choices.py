@@ -30,6 +30,7 @@ MIXERS = PartChoice(
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
+        "shared_entries": "mixers.shared_entries:SharedEntryAttention",
         "looped": "layers.looped:LoopedAttention",
         "funnel": "layers.funnel:FunnelAttention",
         "lightning": "mixers.lightning:LightningAttention",
@@ -99,6 +100,7 @@ LAYERS = PartChoice(
     {
         "block": "layers.block:Block",
         "hyper": "layers.hyper:HyperLayer",
+        "delayed_hyper": "layers.delayed_hyper:DelayedHyperLayer",
         "gated_streams": "layers.gated_streams:GatedStreamsLayer",
         "hybrid": "layers.hybrid:HybridBlock",
         "zamba": "layers.zamba:ZambaLayer",
@@ -132,6 +134,7 @@ STREAMS = PartChoice(
     {
         "altup": "layers.altup:AltUp",
         "hyper": "layers.hyper:HyperStreams",
+        "delayed_hyper": "layers.delayed_hyper:DelayedHyperStreams",
         "gated_streams": "layers.gated_streams:GatedStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",

@@ -1,8 +1,9 @@
-"""Embeddings of hashed n-grams that a layer adds to its residual streams, gated by them (Qwen4-Exp).
+"""Embeddings of hashed n-grams that a layer adds to its residual streams, gated by them (Qwen4-Exp, DeepSeek-V4.1).
 
 The n-grams that end at a token are hashed to rows of one table, several for each length. Their vectors side by side
 give a value, and a key for each stream; the product of key and stream gates the value, and a dilated convolution adds
 the values of earlier tokens. transformers: models/qwen4_exp (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
+DeepSeek-V4.1 calls this an engram and has no convolution. mlx-vlm: models/deepseek_v41 (`Engram`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class NgramInput(Component):
-    """A table of n-grams, projections of a row to a value and keys, and a convolution.
+    """A table of n-grams, projections of a row to a value and keys, and optionally a convolution.
 
     ngram_rows: the number of rows of the table.
     ngram_heads: the number of rows that are looked up for a token.
     ngram_head_dim: the width of a row.
     streams: the number of residual streams.
-    conv_kernel_size: the number of tokens that the convolution reads.
-    dilation: the distance between them.
+    conv_kernel_size: the number of tokens that the convolution reads; None (default) without one.
+    dilation: the distance between these tokens, 1 by default.
     norm: the norm on keys, streams and values, of each stream separately.
     """
 
@@ -43,8 +44,8 @@ class NgramInput(Component):
     ngram_heads: Size
     ngram_head_dim: Size
     streams: Size
-    conv_kernel_size: Kernel
-    dilation: Size
+    conv_kernel_size: Kernel | None = None
+    dilation: Size = 1
     norm: Norm
 
     def source(self) -> str:
@@ -58,13 +59,17 @@ class NgramInput(Component):
         assert isinstance(streams, Axis)
         dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = recorder.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, kind=self.kind)
+        rows, _ = recorder.table(
+            "embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, read=self.ngram_heads, kind=self.kind
+        )
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         value = recorder.linear("value_proj", vectors, hidden)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
         gate = recorder.act(recorder.sum(recorder.mul(keys, queries), streams), "sigmoid")
         gated = recorder.mul(gate, value, axes=x.axes)
+        if kernel is None:
+            return gated
         normed = recorder.norm("conv_norm", gated, self.norm, groups=streams)
         convolved = recorder.conv("conv1d", normed, *x.axes, kernel=kernel, groups=x.width)
         recorder.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
@@ -91,9 +96,10 @@ def _reference_class() -> type[nn.Module]:
                 nn.Linear(embedding_width, width, bias=False),
                 nn.Linear(embedding_width, hidden, bias=False),
             )
-            self.key_norm, self.query_norm, self.conv_norm = (
-                norm_reference(spec.norm, width, groups=spec.streams) for _ in range(3)
-            )
+            self.key_norm, self.query_norm = (norm_reference(spec.norm, width, groups=spec.streams) for _ in range(2))
+            if spec.conv_kernel_size is None:
+                return
+            self.conv_norm = norm_reference(spec.norm, width, groups=spec.streams)
             self.conv1d = nn.Conv1d(
                 width, width, spec.conv_kernel_size, groups=width, dilation=spec.dilation, bias=False
             )
@@ -101,6 +107,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _convolved_tokens(self, x: Tensor, forward_pass: Run) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
+            assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored = self.conv_state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], x.shape[2], past_length) if stored is None else stored[0]
@@ -116,7 +123,9 @@ def _reference_class() -> type[nn.Module]:
             keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            gated: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            if self.spec.conv_kernel_size is None:
+                return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
             added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
             return added

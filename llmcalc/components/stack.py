@@ -394,12 +394,14 @@ class Stack(Component):
         from .layers.altup import AltUp, AltUpLayer
         from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.convolved_residual import convolved_residual_example
+        from .layers.delayed_hyper import DelayedHyperStreams, delayed_hyper_example
         from .layers.draft import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
+        from .mixers.shared_entries import shared_entry_examples
         from .ngram_input import NgramInput
         from .self_conditioning import SelfConditioning
         from .target_states import TargetStates
@@ -417,6 +419,8 @@ class Stack(Component):
             qk_norm=QKNorm(norm=rms),
             position=Rope(),
         )
+        shared_entry_layers = shared_entry_examples()
+        ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
@@ -517,6 +521,16 @@ class Stack(Component):
                 },
                 first_layers=(BASE, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
+            ),
+            cls(
+                num_hidden_layers=5,
+                block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
+                variants={
+                    name: delayed_hyper_example(attention=mixer, ngram_input=ngrams if name == "finding" else None)
+                    for name, mixer in shared_entry_layers.items()
+                },
+                first_layers=("finding", "scoring", BASE, "local", "computing"),
+                streams=DelayedHyperStreams(hc_mult=3),
             ),
             cls(
                 num_hidden_layers=3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..algebra import Number, add
+from ..algebra import Number, add, minimum
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -13,15 +13,22 @@ from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
 
 @frozen(slots=True)
 class Embedding(Op):
-    """An embedding table: [num_embeddings, dim]. A look-up is not a matrix multiplication: 0 FLOPs."""
+    """An embedding table: [num_embeddings, dim]. A look-up is not a matrix multiplication: 0 FLOPs.
+
+    read: the number of rows that are active for a token; all rows if None, as tables of tokens are counted.
+    """
 
     effects = PARAMS
 
     num_embeddings: Number
     dim: Number
+    read: Number = None
 
     def params(self) -> Number:
         return self.num_embeddings * self.dim
+
+    def active_params(self) -> Number:
+        return self.params() if self.read is None else minimum(self.read, self.num_embeddings) * self.dim
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.num_embeddings, self.dim), "table"),)

@@ -13,6 +13,7 @@ WITHOUT_PAPER = frozenset(
     {
         "A.X-K2 2026",
         "DeepSeek-V4 2026",
+        "DeepSeek-V4.1 2026",
         "Gemma 3n 2025",
         "GLM-5.3 2026",
         "Gemma 4 2026",

@@ -35,6 +35,10 @@ PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm on all streams of a token together, before the projection that computes the weights."""
 
 
+READ_WEIGHTS = "read_weights"
+"""The name under which a sublayer keeps the weights that the next one reads the streams with."""
+
+
 class HyperLayer(WholeLayer):
     """A layer whose sublayers read a weighted sum of several residual streams and write to all of them.
 
@@ -46,11 +50,13 @@ class HyperLayer(WholeLayer):
         streams are not mixed.
     hc_magnitude: the largest factor on a sublayer's output, 2 by default.
     hc_eps: added to the weights, 1e-6 by default.
+    delayed: whether a sublayer reads the streams with the weights of the sublayer before (class attribute).
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    delayed: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
@@ -88,9 +94,10 @@ class HyperLayer(WholeLayer):
                 recorder, x, Beside(((streams,), (streams,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
-            weighted_sum = recorder.sum(
-                recorder.mul(recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden
-            )
+            read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
+            if self.delayed:
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps=True)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
@@ -102,7 +109,7 @@ class HyperLayer(WholeLayer):
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: Context) -> nn.Module:
-        return _reference_classes()["layer"](self, model_properties)
+        return hyper_classes()["layer"](self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -145,7 +152,7 @@ class HyperStreams(ResidualStreams):
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, model_properties: Context) -> nn.Module:
-        return _reference_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
+        return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
@@ -166,7 +173,8 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 
 @cache
-def _reference_classes() -> dict[str, type[nn.Module]]:
+def hyper_classes() -> dict[str, type[nn.Module]]:
+    """Returns the classes of the reference: of a layer, of the streams, and of a sublayer's connection."""
     import torch
     from torch import nn
 
@@ -207,11 +215,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
-        def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+            """Returns the weights to read the streams with."""
+            return new_weights
+
+        def forward(self, streams: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
             weighted_sum, strength = (
-                ((read_logits.sigmoid() + eps)[..., None] * streams).sum(2),
+                (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
                 self.spec.hc_magnitude * write_logits.sigmoid(),
             )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
@@ -226,17 +238,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(nn.Module):
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
+        connection = Connection
+
         def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
-                self.add_module(f"{name}_connection", Connection(spec, model_properties.hidden_size))
+                self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(x)
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
+                    x, forward_pass
+                )
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
                 x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
@@ -267,4 +283,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 
-    return {"layer": HyperLayerReference, "streams": StreamsReference}
+    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}

@@ -77,6 +77,8 @@ class LinearRouter(Router):
     score_correction: a bias per expert that affects the selection but not the weights (e_score_correction_bias):
         `buffer` if it receives no gradient (DeepSeek-V3), `parameter` if it is a parameter of the model; none by
         default.
+    image_correction: whether tokens of images have a score_correction of their own (DeepSeek-V4.1), false by default;
+        products are those of tokens of text.
     expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
     float32_product: whether the logits are the product of float32 copies of the tokens and of the weight, as the class
         of DeepSeek-V3 computes them; false by default.
@@ -89,6 +91,7 @@ class LinearRouter(Router):
     bias: Flag = False
     norm: Norm | None = None
     score_correction: Correction | None = None
+    image_correction: Flag = False
     expert_scale: Flag = False
     float32_product: Flag = False
 
@@ -98,6 +101,8 @@ class LinearRouter(Router):
         logits = recorder.linear("router", x, axis, bias=self.bias, float32=self.float32_product, kind="router")
         scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
+        if self.image_correction:
+            recorder.vector("image_correction", axis, kind="router", frozen=True)
         return recorder.route(logits, top_k, self.scoring_func, correction, scale)
 
     def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
@@ -262,6 +267,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.modules["router"] = layer(model_properties.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
+            if spec.image_correction:
+                self.modules["image_correction"] = ScoreCorrection(classes, parameter=True)
             if spec.norm is not None:
                 self.modules["router_norm"] = spec.norm.reference(model_properties)
             if spec.expert_scale:

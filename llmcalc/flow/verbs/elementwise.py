@@ -113,6 +113,13 @@ class ElementwiseVerbs(Recorder):
         """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
+    def delayed_weights(self, name: str, x: Value, streams: Axis | Beside, *, keeps: bool = False) -> Value:
+        """Records the weights of the streams that the sublayer before has kept under a name.
+
+        keeps: whether x takes their place, false by default.
+        """
+        return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=name, keeps=keeps)
+
     def copies(self, x: Value, over: Axis) -> Value:
         """Records an expansion of x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.view(over, *x.axes))

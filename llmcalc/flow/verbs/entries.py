@@ -44,6 +44,10 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
+    def of_lower_layer(self, name: str, x: Value, lent: Value) -> Value:
+        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name."""
+        return self.step("of_lower_layer", "", (x, lent), lent.view(*lent.axes), slot=name)
+
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)

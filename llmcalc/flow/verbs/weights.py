@@ -124,7 +124,14 @@ class WeightVerbs(Recorder):
         return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
-        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **node_fields: Any
+        self,
+        name: str,
+        rows: Axis,
+        *dim: Axis | Beside,
+        of: Rows = TOKENS,
+        by: Index = "ids",
+        read: Number = None,
+        **node_fields: Any,
     ) -> tuple[Value, Weight]:
         """Records an embedding look-up for each of the rows `of`. Also returns the weight, to which a later step may be
         tied.
@@ -133,9 +140,10 @@ class WeightVerbs(Recorder):
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
             `chosen`: tokens that the pass itself chooses.
             `all`: nothing; the value is the table itself.
+        read: the rows that a token reads, of a table whose other rows are not counted as active; by default all are.
         """
         weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.n(dim))
+        op = ops.Embedding(rows.size, self.n(dim), read)
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ...accelerator import Hardware
+from ...components.mixers.shared_entries import SharedEntryAttention
 from ...costs.context_length import longest_sequence
 from ...errors import InputError
 from ...sources.preset import Preset
@@ -48,10 +49,16 @@ class EngineServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a model that is not a decoder."""
+        """Raises `InputError` for a model that is not a decoder, and for attention whose cache is not modelled."""
         if self.preset.model.kind != "decoder":
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
+            )
+        layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.kinds().values()]
+        if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
+            raise InputError(
+                f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
+                "expected another model, or kv without an engine"
             )
 
     @property

@@ -88,7 +88,10 @@ class BasicKernels(Lowering):
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
             if rows not in self.inputs:
-                raise self.unsupported(f"no kernels for a look-up by {rows.name}")
+                reason = (
+                    f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
+                )
+                raise self.unsupported(reason)
             ids = self.inputs[rows]
             return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
         if index_kind == "chosen":

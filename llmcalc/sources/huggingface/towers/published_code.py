@@ -2,11 +2,12 @@
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
 arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
-MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL.
+MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL, and DeepSeek-V4.1's encoder.
 
 Sources: vllm/model_executor/models/intern_vit.py, internvl.py, nvlm_d.py, h2ovl.py, skyworkr1v.py, interns1_vit.py,
 interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py,
-glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0.
+glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0, and
+models/deepseek_v41/common/vision.py at v0.33.0.
 """
 
 from __future__ import annotations
@@ -220,6 +221,19 @@ def _isaac(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_embedding": tower, "vision_projector": maps}
 
 
+def _deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marks around them."""
+    norm = rmsnorm(1e-6)
+    block = biased(config, norm, network=glu(config), position={"type": "rope"})
+    tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True})
+    maps = ((width, True, "gelu"), (width, True, "identity"))
+    merge = config.size("downsample_ratio")
+    return {
+        "vision": tower,
+        "aligner": projector(config.size("hidden_size"), *maps, merge=merge, output_marks=3),
+    }
+
+
 def _dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.must("hidden_size", width)
@@ -258,6 +272,17 @@ def _dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
     merger = projector(h, *maps, merge=edge, norm=layernorm(1e-6))
     return {"vision_tower": {**tower, "hidden_size": h}, "vision_merger": merger}
 
+
+DEEPSEEK_V41: Table = {
+    "num_hidden_layers": 32,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 2816,
+    "hidden_act": "silu",
+    "patch_size": 14,
+    "downsample_ratio": 3,
+}
+"""The encoder that DeepSeek-V4.1's class builds by default."""
 
 PACKED_POSITIONS = 32768
 """Rows of Keye-VL's second position embedding, which images of packed sequences use."""
@@ -545,6 +570,13 @@ WRAPPERS = {
         )
     },
     "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"}))},
+    "deepseek_v41": {
+        "vision_config": Section(
+            _deepseek_v41,
+            {"deepseek_v41_vision": DEEPSEEK_V41},
+            ignored=frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"}),
+        )
+    },
     "deepseek_vl_v2": {
         "vision_config": Section(_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS)
     },

@@ -1,0 +1,139 @@
+"""Hyper-connections one sublayer late: a sublayer reads the streams with the weights of the sublayer before.
+
+The first sublayer reads the first stream alone; the last one's weights make the output of the stack. Before its
+sublayers a layer may add embeddings of n-grams. DeepSeek-V4.1: vLLM, models/deepseek_v41; mlx-vlm, models/deepseek_v41.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, LayerParts, Streams
+from ..choice import only
+from ..mixers.shared_entries import SOURCE
+from ..runtime import Run
+from ..streams import ResidualStreams
+from .block import Sharing
+from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes, hyper_example
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..ngram_input import NgramInput
+else:
+    NgramInput = only("ngram_input:NgramInput")
+
+
+class DelayedHyperLayer(HyperLayer):
+    """A layer with hyper-connections whose sublayers read the streams with the weights of the sublayer before.
+
+    ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
+    """
+
+    delayed: ClassVar[bool] = True
+
+    type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
+    ngram_input: NgramInput | None = None
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """Records the layer. x: all streams."""
+        if self.ngram_input is not None:
+            x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
+        return super().flow(recorder, x, sharing)
+
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
+
+
+class DelayedHyperStreams(ResidualStreams):
+    """The streams: copies of the embedding, summed at the end with the weights that the last sublayer computed.
+
+    hc_mult: the number of streams.
+    """
+
+    kind: ClassVar[str] = "residual"
+
+    type: Literal["delayed_hyper"] = "delayed_hyper"
+    hc_mult: Streams
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
+
+    def source(self) -> str:
+        return SOURCE
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.copies(x, Axis("streams", self.hc_mult))
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        streams, hidden = x.axes
+        weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
+        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        return self.record_merge(recorder, x)
+
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_classes()["streams"](self.hc_mult)
+
+
+def delayed_hyper_example(**fields: Any) -> DelayedHyperLayer:
+    """Returns a small layer. fields: values that override its default fields."""
+    layer = hyper_example()
+    defaults = {name: getattr(layer, name) for name in ("attention", "feed_forward", "norm", "hc_mult")}
+    return DelayedHyperLayer(**{**defaults, **fields})
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
+        """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
+
+        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+            weights: Tensor = forward_pass.memo["read weights"]
+            forward_pass.memo["read weights"] = new_weights
+            return weights
+
+    class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
+        """The layer with delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
+
+        connection = DelayedConnection
+
+        def __init__(self, spec: DelayedHyperLayer, model_properties: Context) -> None:
+            super().__init__(spec, model_properties)
+            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
+
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            out: Tensor = super().forward(
+                x if self.ngram_input is None else x + self.ngram_input(x, forward_pass), forward_pass
+            )
+            return out
+
+    class StreamsReference(nn.Module):
+        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
+
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.n = n
+
+        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
+            forward_pass.memo["read weights"] = first_stream.expand(*x.shape[:2], -1)
+            return x[:, :, None].expand(-1, -1, self.n, -1)
+
+        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+            weights: Tensor = forward_pass.memo["read weights"]
+            return (weights[..., None] * x).sum(2)
+
+    return {"layer": LayerReference, "streams": StreamsReference}

@@ -1,0 +1,535 @@
+"""DeepSeek-V4.1's attention: a window of single tokens, and compressed entries that several layers share.
+
+Some layers compute entries, and the indexer's keys from them; the layers above read both. Some of these score the keys
+again with small queries of their own, the others also reuse the selection. An entry is a weighted mean of compress_rate
+tokens, channel by channel, or with a rate of 1 a projection of one token. From one layer on, indexers score only the
+blocks of keys that this layer found best. vLLM: models/deepseek_v41; mlx-vlm: models/deepseek_v41.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops.sparse import COMPRESSED
+from ..base import (
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Part,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    TopK,
+    Unscalable,
+    Width,
+    Window,
+)
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..rotation import rotate, rotate_at
+from ..runtime import Run, attention_mask, cache_class, state_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SOURCE = "DeepSeek-V4.1 2026"
+
+
+class CandidateBlocks(Part):
+    """The blocks of keys, the best ones of a lower layer, that an indexer scores; the token's own block is one of them.
+
+    candidate_topk_blocks: the number of blocks.
+    candidate_block_size: the number of keys in a block.
+    """
+
+    candidate_topk_blocks: TopK
+    candidate_block_size: Window
+
+
+class EntryKeyIndexer(Part):
+    """Small query heads that score one key per entry and select the entries that a token attends to.
+
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a small query and of a key.
+    index_topk: the number of selected entries per token.
+    finds: the blocks that the layer finds for the indexers above it; none by default.
+    candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
+    """
+
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+    finds: CandidateBlocks | None = None
+    candidates: CandidateBlocks | None = None
+
+
+class SharedEntryAttention(TokenMixer):
+    """Attention to a window of tokens, and to compressed entries that this layer or a lower one computes.
+
+    num_attention_heads: the number of query heads.
+    head_dim: the size of a head.
+    qk_rope_head_dim: the number of dimensions of a head with RoPE.
+    q_lora_rank: the rank of the query.
+    o_groups: the number of groups that the heads are projected in.
+    o_lora_rank: the output width of each group; all groups together are then projected to the hidden size.
+    sliding_window: the number of single tokens that each token attends to, itself included.
+    compress_rate: the number of tokens per entry; by default there are no entries.
+    weighted_entries: whether an entry is a weighted mean of its tokens, as entries of several tokens are; false by
+        default, where an entry is a projection of one token.
+    entries_shared: whether entries and the indexer's keys are those of the nearest lower layer that computes its own;
+        false by default.
+    indexer: the part that selects the entries to attend to; by default the selection of a lower layer is reused.
+    index_topk: the number of entries in that selection; none beside an indexer, which has its own.
+    norm: the norm on the compressed query, on keys and on entries.
+    position: RoPE on queries and keys.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["shared_entries"] = "shared_entries"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    qk_rope_head_dim: RopeDim
+    q_lora_rank: QueryRank
+    o_groups: Heads
+    o_lora_rank: Width
+    sliding_window: Window
+    compress_rate: Window | None = None
+    weighted_entries: Flag = False
+    entries_shared: Flag = False
+    indexer: EntryKeyIndexer | None = None
+    index_topk: TopK | None = None
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
+        if heads * width % groups:
+            raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
+        narrowest_head = width if self.indexer is None else min(width, self.indexer.index_head_dim)
+        if rope % 2 or rope > narrowest_head:
+            field = "head_dim" if narrowest_head == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
+        if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
+            raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
+        if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
+            raise ValueError("weighted_entries: true where compress_rate is 2 or more, and nowhere else")
+        if self.compress_rate is not None and (self.indexer is None) != (self.index_topk is not None):
+            raise ValueError("index_topk: a layer without an indexer states how many entries it reuses; others do not")
+        if self.compress_rate is not None and not self.entries_shared and self.indexer is None:
+            raise ValueError("indexer: missing; a layer that computes entries selects among them")
+        if self.indexer is not None and self.indexer.candidates is not None and self.compress_rate != 1:
+            raise ValueError("indexer.candidates: blocks of keys are counted for a compress_rate of 1 alone")
+        self.position.check_whole("qk_rope_head_dim")
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
+        return HeadSizes(self.num_attention_heads, 1, self.head_dim)
+
+    def trait(self) -> str:
+        return "sliding"
+
+    def window(self) -> int:
+        return self.sliding_window
+
+    def score_position(self) -> Rope:
+        return self.position
+
+    @property
+    def selected_entries(self) -> int | None:
+        """The largest number of entries that a token attends to; None without entries."""
+        return self.index_topk if self.indexer is None else self.indexer.index_topk
+
+    def reach(self) -> tuple[int, ...]:
+        rate, selected = self.compress_rate, self.selected_entries
+        blocks = None if self.indexer is None else self.indexer.candidates
+        candidates = None if blocks is None else blocks.candidate_topk_blocks * blocks.candidate_block_size
+        selected_tokens = None if rate is None or selected is None else rate * selected
+        return tuple(n for n in (self.sliding_window, rate, selected_tokens, candidates) if n is not None)
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        raise Unscalable(
+            "attention.type 'shared_entries' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
+            "whose width depends only on its heads"
+        )
+
+    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+        rate, indexer = self.compress_rate, self.indexer
+        if rate is None:
+            return {}
+        field = "entries_shared" if self.entries_shared else ""
+        results: dict[tuple[Any, ...], str] = {("entries", rate, self.head_dim, self.qk_rope_head_dim): field}
+        results["selected entries", rate, self.selected_entries] = "" if indexer is not None else "indexer"
+        if indexer is not None:
+            results["entry keys", rate, indexer.index_head_dim] = field
+            if indexer.finds is not None or indexer.candidates is not None:
+                blocks = indexer.finds or indexer.candidates
+                results["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
+        return results
+
+    def borrows(self) -> str:
+        return next(filter(None, self.shared_results().values()), "")
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+        compressed_query = recorder.norm(
+            "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
+        )
+        q = recorder.rope(recorder.linear("q_b_proj", compressed_query, heads, dim), rope)
+        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
+        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        recorder.mask(q, k, causal=True, window=self.sliding_window)
+        scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
+        entries: Value | None = None
+        mask: Value | None = None
+        if self.compress_rate is not None:
+            entries, selection = self._entries_and_selection(recorder, x, compressed_query, q, dim, rope)
+            visible = recorder.whole_entries(q, entries, self.compress_rate)
+            mask, entries = recorder.among(visible, selection, entries)
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            scores.append(
+                recorder.scores("entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits)
+            )
+        weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
+        y = recorder.weighted(weights, k)
+        if entries is not None:
+            y = recorder.add(y, recorder.weighted(weights, entries))
+        recorder.vector("sinks", heads)
+        y = recorder.rope(y, rope, back=True)
+        groups = Axis("output_groups", self.o_groups)
+        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
+        return recorder.linear("o_b_proj", output_groups, *x.axes)
+
+    def _entries_and_selection(
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+    ) -> tuple[Value, Value]:
+        """Returns the entries and each token's selection among them, of this layer or of a lower one."""
+        assert self.compress_rate is not None
+        lent: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        latent: Value | None = None
+        if self.entries_shared:
+            entries = recorder.of_lower_layer("entries", x, lent.get("entries", Value(x.rows, (dim,), fixed=True)))
+        else:
+            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
+            lent["entries"] = entries
+        if self.indexer is None:
+            absent = Value(x.rows, (), fixed=True)
+            return entries, recorder.of_lower_layer("selection", x, lent.get("selection", absent))
+        with recorder.scope("indexer", role="no_grad"):
+            lent["selection"] = self._selection(recorder, self.indexer, x, compressed_query, latent, lent, rope)
+        return entries, lent["selection"]
+
+    def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
+        """Returns the new entries before RoPE, and all entries so far after it."""
+        assert self.compress_rate is not None
+        rate = Axis("rate", self.compress_rate)
+        pending: tuple[Value, ...] = ()
+        with recorder.scope("compressor"):
+            kv = recorder.linear("kv_proj", x, dim)
+            if self.weighted_entries:
+                pending = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
+                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
+            latent = recorder.norm("norm", kv, self.norm)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in pending), rows=x.rows)
+            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *pending)
+
+    def _selection(
+        self,
+        recorder: Flow,
+        indexer: EntryKeyIndexer,
+        x: Value,
+        compressed_query: Value,
+        latent: Value | None,
+        lent: dict[str, Value],
+        rope: Rope,
+    ) -> Value:
+        """Returns the entries that each token selects. latent: the new entries before RoPE; None for shared ones."""
+        assert self.compress_rate is not None
+        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        if latent is None:
+            keys = recorder.of_lower_layer("keys", x, lent.get("keys", Value(x.rows, (dim,), fixed=True)))
+        else:
+            keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
+            keys = recorder.rope(keys, rope, every=self.compress_rate)
+            keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
+            lent["keys"] = keys
+        q = recorder.rope(recorder.linear("q_proj", compressed_query, heads, dim), rope)
+        blocks = indexer.candidates
+        core: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
+        if blocks is not None:
+            core = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
+            core["blocks"] = blocks.candidate_topk_blocks
+        visible = recorder.whole_entries(q, keys, self.compress_rate)
+        scores = recorder.act(
+            recorder.scale(recorder.scores("core", q, keys, cross=True, **core), indexer.index_head_dim**-0.5), "relu"
+        )
+        weights = recorder.linear("weights_proj", x, heads)
+        return recorder.choose_entries(scores, weights, visible, indexer.index_topk)
+
+    def describe(self, hidden_size: int) -> str:
+        kind = "shared entries" if self.entries_shared else "entries"
+        entries = "" if self.compress_rate is None else f", {kind} of {self.compress_rate} tokens"
+        selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
+        return (
+            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
+        )
+
+    def reference(self, model_properties: Context) -> nn.Module:
+        return _reference_class()(self, model_properties)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns layers that need no other; an example of the stack has those that read the entries of others."""
+        examples: Any = shared_entry_examples()
+        return [examples[name] for name in ("local", "computing", "finding")]
+
+
+def shared_entry_examples() -> dict[str, SharedEntryAttention]:
+    """Returns small mixers of each kind, of which `scoring` and `reusing` read the entries of `finding`."""
+    local = SharedEntryAttention(
+        num_attention_heads=4,
+        head_dim=8,
+        qk_rope_head_dim=4,
+        q_lora_rank=10,
+        o_groups=2,
+        o_lora_rank=6,
+        sliding_window=5,
+    )
+    indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
+    blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
+    of_two_tokens = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
+    shared = {"compress_rate": 1, "entries_shared": True}
+    changes: dict[str, dict[str, Any]] = {
+        "local": {},
+        "computing": of_two_tokens,
+        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
+        "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "reusing": {**shared, "index_topk": 2},
+    }
+    return {name: local.model_copy(update=fields) for name, fields in changes.items()}
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Compressor(nn.Module):
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all after it."""
+
+        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
+            super().__init__()
+            assert spec.compress_rate is not None
+            self.rate, width = spec.compress_rate, spec.head_dim
+            self.kv_proj = nn.Linear(hidden, width, bias=False)
+            if spec.weighted_entries:
+                self.gate_proj = nn.Linear(hidden, width, bias=False)
+            self.spec, self.norm = spec, norm_reference(spec.norm, width)
+            self.cache: Any = state_class()()
+
+        def forward(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            kv, stored = self.kv_proj(x), self.cache.load(forward_pass)
+            pending: tuple[Tensor, ...] = ()
+            if self.spec.weighted_entries:
+                gate = self.gate_proj(x)
+                if stored is not None:
+                    kv, gate = torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
+                windows = kv.shape[1] // self.rate
+                whole = windows * self.rate
+                pending = kv[:, whole:], gate[:, whole:]
+                kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                kv = (kv * gate.float().softmax(2).to(kv.dtype)).sum(2)
+            latent = self.norm(kv)
+            entries = with_earlier(self.spec, latent, None if stored is None else stored[0])
+            self.cache.keep(forward_pass, entries, *pending)
+            return latent, entries
+
+    def with_earlier(spec: SharedEntryAttention, new: Tensor, earlier: Tensor | None) -> Tensor:
+        """Applies RoPE to new rows, one per entry, and puts those of earlier passes before them."""
+        assert spec.compress_rate is not None
+        first = 0 if earlier is None else earlier.shape[1]
+        positions = (torch.arange(new.shape[1], device=new.device) + first) * spec.compress_rate
+        new = rotate_at(new, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
+        return new if earlier is None else torch.cat([earlier, new], 1)
+
+    class Chooser(nn.Module):
+        """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
+
+        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
+            super().__init__()
+            assert spec.indexer is not None
+            self.spec, indexer, width = spec, spec.indexer, spec.indexer.index_head_dim
+            self.heads, self.topk, self.core = indexer.index_n_heads, indexer.index_topk, Core()
+            self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * width, bias=False)
+            self.weights_proj = nn.Linear(hidden, self.heads, bias=False)
+            if not spec.entries_shared:
+                self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
+                self.cache: Any = state_class()()
+
+        def _candidates(self, keys: Tensor, visible: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor | None]:
+            """Returns keys to score, the visible ones among them, and their positions where they are not all keys."""
+            assert self.spec.indexer is not None
+            blocks = self.spec.indexer.candidates
+            if blocks is None:
+                return keys, visible, None
+            chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
+            size = blocks.candidate_block_size
+            if forward_pass.past and visible.shape[0] == 1:  # decoding one token scores only the candidates
+                offsets = torch.arange(size, device=keys.device)
+                positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
+                own_block = (keys.shape[1] - 1) // size * size
+                in_own_block = keys.shape[1] - own_block
+                positions = torch.cat([positions[:, :in_own_block], positions[:, size:]], 1)  # its own block is first
+                positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
+                gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
+                return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
+            padded = -(-keys.shape[1] // size)
+            in_blocks = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            in_blocks = in_blocks.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[..., : keys.shape[1]]
+            return keys, visible & in_blocks, None
+
+        def _find_blocks(self, scores: Tensor, forward_pass: Run) -> None:
+            """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
+            assert self.spec.indexer is not None
+            blocks = self.spec.indexer.finds
+            if blocks is None:
+                return
+            size, tokens = blocks.candidate_block_size, scores.shape[1]
+            padding = -scores.shape[-1] % size
+            best = nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            own = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            best = best.scatter(-1, own[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
+            ranked = best.sort(dim=-1, descending=True, stable=True).indices
+            forward_pass.memo["candidate blocks"] = ranked[..., : blocks.candidate_topk_blocks]
+
+        @torch.no_grad()
+        def forward(
+            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: Run
+        ) -> Tensor:
+            spec = self.spec
+            if latent is not None:
+                stored = self.cache.load(forward_pass)
+                new_keys = self.k_norm(self.k_proj(latent))
+                keys = with_earlier(spec, new_keys, None if stored is None else stored[0])
+                self.cache.keep(forward_pass, keys)
+                forward_pass.memo["entry keys"] = keys
+            keys = forward_pass.memo["entry keys"]
+            q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
+            keys, visible, positions = self._candidates(keys, visible, forward_pass)
+            scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
+            scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
+            scores = scores.masked_fill(~visible, float("-inf"))
+            self._find_blocks(scores, forward_pass)
+            ranked = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
+            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
+            return selected
+
+    class Core(nn.Module):
+        """Scores of each head's queries against one key head, or the weighted sum of its keys, given weights."""
+
+        def forward(self, q: Tensor, k: Tensor, weights: Tensor | None = None) -> Tensor:
+            result: Tensor = q @ k[:, None].transpose(-1, -2) if weights is None else weights @ k[:, None]
+            return result
+
+    class GroupMap(nn.Module):
+        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
+
+        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            nn.init.normal_(self.weight, std=n_in**-0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(0, 1).transpose(0, 1)
+            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+            return out
+
+    class SharedEntryReference(nn.Module):
+        """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: SharedEntryAttention, model_properties: Context) -> None:
+            super().__init__()
+            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
+            self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
+            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
+            self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
+            self.kv_norm = norm_reference(spec.norm, spec.head_dim)
+            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.sinks = vector(torch.zeros(spec.num_attention_heads))
+            self.o_a_proj = GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
+            if spec.compress_rate is not None:
+                self.entry_core = Core()
+                if not spec.entries_shared:
+                    self.compressor = Compressor(spec, hidden)
+                if spec.indexer is not None:
+                    self.indexer = Chooser(spec, hidden)
+
+        def _rotate(self, x: Tensor, forward_pass: Run, inverse: bool = False) -> Tensor:
+            rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+            return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
+
+        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+            """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
+            spec, end, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
+            assert spec.compress_rate is not None
+            if not spec.entries_shared:
+                latent, memo["entries"] = self.compressor(x, forward_pass)
+            entries: Tensor = memo["entries"]
+            whole = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            visible = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
+            if spec.indexer is not None:
+                memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
+            selected = memo["selected entries"]
+            if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
+                index = selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, index), visible[:, : selected.shape[-1]]
+            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+            return entries, (visible & selected_mask)[:, None]
+
+        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+            spec = self.spec
+            compressed_query = self.q_a_norm(self.q_a_proj(x))
+            q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            q = self._rotate(q, forward_pass)
+            (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
+            end, keys = forward_pass.past + x.shape[1], k.shape[1]
+            window = spec.sliding_window
+            mask = attention_mask(forward_pass, end, x.shape[1], keys, x.device, causal=True, window=window)
+            scores, entries = self.core(q, k), None
+            if spec.compress_rate is not None:
+                entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
+                scores = torch.cat([scores, self.entry_core(q, entries)], -1)
+                mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
+            scores = (scores * spec.head_dim**-0.5).masked_fill(~mask, float("-inf"))
+            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            out = self.core(q, k, weights[..., :keys])
+            if entries is not None:
+                out = out + self.entry_core(q, entries, weights[..., keys:])
+            out = self._rotate(out, forward_pass, inverse=True).transpose(1, 2).flatten(2)
+            result: Tensor = self.o_b_proj(self.o_a_proj(out.unflatten(-1, (spec.o_groups, -1))).flatten(2))
+            return result
+
+    return SharedEntryReference

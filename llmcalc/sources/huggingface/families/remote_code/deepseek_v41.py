@@ -1,0 +1,191 @@
+"""DeepSeek-V4.1: entries and selections that layers share, hyper-connections one sublayer late, and engrams.
+
+An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
+vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, is_whole
+from ...family import Family
+from ...parts import Table, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
+from .wrappers import READ_HERE
+
+MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
+
+
+def _deepseek_v41_text(config: Config) -> Table:
+    uncounted_prediction(config)
+    config.must("n_shared_experts", 1)
+    config.must("num_key_value_heads", 1)
+    config.must("attention_bias", False)
+    config.must("scoring_func", "sqrtsoftplus")
+    config.must("tie_word_embeddings", False)
+    depth, norm, streams = (
+        config.size("num_hidden_layers"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hc_mult"),
+    )
+    mixer: Table = {
+        "type": "shared_entries",
+        **{field: config.size(field) for field in (*MIXER_FIELDS, "sliding_window")},
+        "norm": norm,
+        "position": full_rope(config),
+    }
+    network = glu(config, width=config.size("moe_intermediate_size"))
+    router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
+    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
+    block = {
+        "type": "delayed_hyper",
+        "attention": mixer,
+        "feed_forward": experts,
+        "norm": norm,
+        "hc_mult": streams,
+        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
+    }
+    inputs = _ngram_inputs(config, depth, streams, norm)
+    layers: list[tuple[str, Table]] = []
+    for i, (label, changes) in enumerate(_entry_layers(config, depth)):
+        layer_changes: Table = {"attention": changes} if changes else {}
+        layers.append((label + ("_ngrams" if i in inputs else ""), layer_changes | inputs.get(i, {})))
+    stack = stack_of_layers(layers)
+    stack["streams"] = {"type": "delayed_hyper", "hc_mult": streams}
+    return decoder(config, block, norm, stack=stack)
+
+
+def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
+    """Returns the kind of each layer's attention and the fields that it changes."""
+    ratios = config.sizes("compress_ratios")
+    if len(ratios) < depth:
+        raise config.wrong("compress_ratios", ratios, f"{depth} numbers of tokens per entry, 0 for none")
+    sources, choosers = (
+        _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
+    )
+    topk, blocks = config.size("index_topk"), _candidate_blocks(config)
+    indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
+    indexer["index_topk"] = topk
+    finder = config.get("candidate_source_layer_id")
+    if finder != -1 and (not is_whole(finder) or finder not in config.sizes("index_source_layer_ids")):
+        raise config.wrong("candidate_source_layer_id", finder, "a layer of index_source_layer_ids, or -1 for none")
+    layers: list[tuple[str, Table]] = []
+    rate_of_source = 0
+    for i, ratio in enumerate(ratios[:depth]):
+        if ratio == 0:
+            if i in sources or i in choosers:
+                raise config.wrong("compress_ratios", ratios, f"1 or more for layer {i}, which selects entries")
+            layers.append(("local", {}))
+            continue
+        if i in sources:
+            rate_of_source = ratio
+            if i not in choosers:
+                raise config.wrong("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
+        elif ratio != rate_of_source:
+            raise config.wrong(
+                "kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}"
+            )
+        changes: Table = {"compress_rate": ratio, "weighted_entries": ratio > 1, "entries_shared": i not in sources}
+        if i not in choosers:
+            layers.append(("shared", {**changes, "index_topk": topk}))
+            continue
+        if i >= finder >= 0 and ratio != 1:
+            raise config.wrong("compress_ratios", ratios, f"1 for layer {i}, at or above candidate_source_layer_id")
+        found = {"finds": blocks} if i == finder else {"candidates": blocks} if i > finder >= 0 else {}
+        layers.append(("full" if i in sources else "selecting", {**changes, "indexer": {**indexer, **found}}))
+    return layers
+
+
+def _candidate_blocks(config: Config) -> Table:
+    return {name: config.size(name) for name in ("candidate_topk_blocks", "candidate_block_size")}
+
+
+def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
+    """Returns the layers that a field lists, of those that the model has."""
+    return {i for i in config.sizes(name) if i < depth}
+
+
+def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict[int, Table]:
+    """Returns the engram of each layer that has one."""
+    layer_ids, rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
+    if len(rows) != len(layer_ids):
+        raise config.wrong("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")
+    heads = (config.size("engram_max_ngram_size") - 1) * config.size("engram_n_heads")
+    if heads < 1:
+        raise config.wrong("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
+    common = {
+        "ngram_heads": heads,
+        "ngram_head_dim": config.size("engram_head_dim"),
+        "streams": streams,
+        "norm": norm,
+    }
+    tables = zip(layer_ids, rows, strict=True)
+    return {i: {"ngram_input": {"ngram_rows": count, **common}} for i, count in tables if i < depth}
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 129280,
+    "hidden_size": 5120,
+    "moe_intermediate_size": 2304,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1280,
+    "o_lora_rank": 1024,
+    "o_groups": 8,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-20,
+    "attention_bias": False,
+    "max_position_embeddings": 1048576,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128,
+    "compress_ratios": [0, 0] + [2] * 18 + [1] * 20,
+    "kv_source_layer_ids": [2, 8, 14, 20],
+    "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "candidate_source_layer_id": 20,
+    "candidate_topk_blocks": 2048,
+    "candidate_block_size": 8,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "engram_layer_ids": [1, 14],
+    "engram_num_embeddings": [384006168, 384016682],
+    "engram_max_ngram_size": 4,
+    "engram_n_heads": 8,
+    "engram_head_dim": 256,
+    "tie_word_embeddings": False,
+}
+
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/models/deepseek_v41"
+
+FAMILIES = {
+    "deepseek_v41_text": Family(
+        _deepseek_v41_text,
+        DEFAULTS,
+        frozenset(
+            """
+            compress_rope_theta dspark_block_size dspark_markov_rank dspark_n_routed_experts dspark_noise_token_id
+            dspark_num_experts_per_tok dspark_target_layer_ids engram_compressed_vocab_size engram_pad_token_id
+            engram_vocab_size expert_dtype gate_temp hc_eps norm_topk_prob routed_scaling_factor swiglu_limit
+            topk_method
+            """.split()  # noqa: SIM905
+        ),
+        code=VLLM,
+    ),
+    "deepseek_v41": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="deepseek_v41_text",
+        ties="never",
+        code=VLLM,
+        towers="DeepseekV41",
+        tower_file=READ_HERE,
+    ),
+}
