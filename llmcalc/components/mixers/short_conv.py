@@ -70,7 +70,9 @@ class ShortConv(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         kernel, has_bias = self.conv_L_cache, self.conv_bias
         channels = x.axes if self.grid else (Axis("inner", x.width),)
-        b, c, u = recorder.split(recorder.linear("in_proj", x, Beside((channels,) * 3), bias=has_bias), *(channels,) * 3)
+        b, c, u = recorder.split(
+            recorder.linear("in_proj", x, Beside((channels,) * 3), bias=has_bias), *(channels,) * 3
+        )
         recorder.hold(b=b)
         u = recorder.mul(b, u)
         if self.grid:
