@@ -224,7 +224,7 @@ def test_the_document_has_the_keys_of_engines() -> None:
     [
         (("memory", "gpt-oss-120b", "--engine", "vllm==0.33", "--hardware", "h100"), 1, "does not start"),
         (("memory", "llama3.1-8b", "--engine", "vllm"), 2, "--hardware"),
-        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "4k"), 2, "--max-model-len"),
+        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "4k"), 0, "4,096"),
         (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-seqs", "4"), 2, "--max-num-seqs"),
         (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-model-len"), 2, "missing"),
         (("kv", "llama3.1-8b", "--hardware", "h100"), 2, "--engine"),
