@@ -32,7 +32,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.qk_norm import QKNorm
-from llmcalc.components.mixers.short_conv import ShortConv
+from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
@@ -335,6 +335,6 @@ def test_ranks_of_a_sequence_exchange_keys_and_values(
 @pytest.mark.parametrize("layout", [Layout(tp=2, sequence_parallel=True), Layout(cp=2)])
 def test_a_part_that_needs_the_tokens_of_other_ranks_is_refused(layout: Layout) -> None:
     """A convolution whose channels no rank divides."""
-    spec = decoder(attention=ShortConv.examples()[0])
-    with pytest.raises(InputError, match=r"conv reads the tokens of .* not\s*modelled; expected (no --sequ|--cp 1)"):
+    spec = decoder(attention=RGLRU.examples()[0])
+    with pytest.raises(InputError, match=r"conv_1d reads the tokens of .* not\s*modelled; expected (no --sequ|--cp 1)"):
         Placements(layout, SIGHT).run(rank_program(spec, layout))

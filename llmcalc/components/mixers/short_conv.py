@@ -3,8 +3,9 @@
 Liquid AI 2025 (arXiv:2511.23404), §2.
 
 B, C and x are projections of the input. The convolution covers the last `conv_L_cache` tokens of each channel; in a
-vision encoder, it covers a square of patches centred on each patch. transformers: models/lfm2, models/lfm2_moe,
-models/lfm3, models/lfm3_vl.
+vision encoder, it covers a square of patches centred on each patch. Ranks of tensor parallelism divide the channels, as
+in vLLM (model_executor/layers/mamba/short_conv.py), but not those of an encoder. transformers: models/lfm2,
+models/lfm2_moe, models/lfm3, models/lfm3_vl.
 """
 
 from __future__ import annotations
@@ -67,24 +68,27 @@ class ShortConv(TokenMixer):
         return "Liquid AI 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        kernel, has_bias, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
-        b, c, u = recorder.split(recorder.linear("in_proj", x, Beside(axes), bias=has_bias), *axes)
+        kernel, has_bias = self.conv_L_cache, self.conv_bias
+        channels = x.axes if self.grid else (Axis("inner", x.width),)
+        b, c, u = recorder.split(
+            recorder.linear("in_proj", x, Beside((channels,) * 3), bias=has_bias), *(channels,) * 3
+        )
         recorder.hold(b=b)
         u = recorder.mul(b, u)
         if self.grid:
-            y = recorder.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=has_bias)
+            y = recorder.conv("conv", u, *channels, kernel=kernel * kernel, groups=u.width, bias=has_bias)
         else:
             y = recorder.conv(
                 "conv",
                 u,
-                *x.axes,
+                *channels,
                 kernel=kernel,
-                groups=x.width,
+                groups=u.width,
                 bias=has_bias,
                 padding=kernel - 1,
                 state="conv_state",
             )
-            recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+            recorder.state("conv_state", *channels, Axis("kernel", kernel), kind="conv_state")
         recorder.hold(mixed=y)
         return recorder.linear("out_proj", recorder.mul(c, y), *x.axes, bias=has_bias)
 

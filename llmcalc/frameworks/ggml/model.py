@@ -18,7 +18,7 @@ from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.named import scheme_named
 from ...errors import InputError
 from ...flow.tree import Place
-from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
+from ...ops import AttentionCore, Conv1d, DeltaRule, ExpertLinear, KVCache, Linear, State
 from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
@@ -110,6 +110,21 @@ class Latent(NamedTuple):
     query_rank: int
 
 
+class DeltaNet(NamedTuple):
+    """The sizes of a Gated DeltaNet. key_width: queries of all heads, as many as keys. kernel: of its convolution."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    key_width: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """The channels of the convolution: queries, keys and values."""
+        return 2 * self.key_width + self.heads * self.value_dim
+
+
 @dataclass
 class LayerShape:
     """The sizes of a layer that determine its graph and its cache.
@@ -117,6 +132,7 @@ class LayerShape:
     heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
     state_elements: elements of its recurrent states and of the inputs that its convolutions keep.
+    delta_net: the sizes of a Gated DeltaNet. gate_width: width of a gate of attention's output.
     width: width of a dense network. is_gated: whether networks have a gate.
     experts, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared one.
     """
@@ -128,6 +144,8 @@ class LayerShape:
     window: int | None = None
     latent: Latent | None = None
     state_elements: int = 0
+    delta_net: DeltaNet | None = None
+    gate_width: int = 0
     width: int = 0
     is_gated: bool = False
     experts: int = 0
@@ -282,7 +300,7 @@ def _layer_places(tree_node: Place) -> Iterator[Place]:
 def _layer_shape(layer: Place) -> LayerShape:
     """Returns the sizes of a layer from its operations."""
     shape = LayerShape()
-    query_rank = 0
+    query_rank = channels = kernel = 0
     for tree_node in layer.walk():
         op, name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
@@ -305,11 +323,18 @@ def _layer_shape(layer: Place) -> LayerShape:
             shape.state_elements += 0 if op.kind == "conv_state" else int(op.size)
         elif isinstance(op, Conv1d):
             shape.state_elements += int(op.n_out) * (int(op.kernel) - 1)
+            channels, kernel = int(op.n_out), int(op.kernel)
+        elif isinstance(op, DeltaRule) and not op.by_channel and channels:
+            values = int(op.heads) * int(op.value_dim)
+            sizes = int(op.heads), int(op.key_dim), int(op.value_dim)
+            shape.delta_net = DeltaNet(*sizes, key_width=(channels - values) // 2, kernel=kernel)
         elif isinstance(op, ExpertLinear) and name in ("up_proj", "fc1"):
             shape.experts, shape.top_k, shape.expert_width = int(op.num_experts), int(op.top_k), int(op.n_out)
         elif isinstance(op, Linear):
             if name == "q_a_proj":
                 query_rank = int(op.n_out)
+            elif name == "gate_proj" and tree_node.kind == "attention":
+                shape.gate_width = int(op.n_out)
             elif name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
                 shape.shared_width = int(op.n_out)
             elif name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .compute_graph import HOST, Graph, Tensor
-from .model import OUTPUT, LayerShape
+from .model import OUTPUT, DeltaNet, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 
@@ -19,6 +19,9 @@ MASK_ROWS = 64
 """Rows to which masks are padded (GGML_KQ_MASK_PAD)."""
 
 MIB = 2**20
+
+LEAST_ROTATION = 64
+"""Rows of the smallest matrix that rotates heads."""
 
 Style: TypeAlias = Literal["ik", "glu", "silu"]
 """How networks and norms are computed.
@@ -39,6 +42,8 @@ class GraphRules:
     vector_input: bool = False
     least_moved_tokens: int = 32
     moves_by_expert: bool = False
+    fused_delta_net: bool = False
+    rotates_vectors: bool = False
 
     def moves(self, tokens: int) -> bool:
         """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
@@ -56,7 +61,8 @@ class GraphSettings:
 
     tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
     cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
-    layer_cache: a layer → the bytes of its keys and of its values. key_type_bytes: bytes of 256 cached keys.
+    layer_cache: a layer → the bytes of its keys and of its values.
+    key_type_bytes, value_type_bytes: bytes of 256 cached keys, and of 256 values.
     mla: 0 where latent attention is expanded; ik's mode of it. attention_batch_mib: ik's bound on one product of latent
         attention, 0 for none. fused_experts: ik's -fmoe.
     has_gpus: whether there is a GPU at all. keeps_attention: whether attention is where its layer is.
@@ -70,7 +76,9 @@ class GraphSettings:
     flash: bool
     layer_cache: Callable[[LayerShape], tuple[int, int]]
     key_type_bytes: int = 512
+    value_type_bytes: int = 512
     streams: int = 1
+    sequences: int = 1
     mla: int = 0
     attention_batch_mib: int = 0
     fused_experts: bool = False
@@ -97,6 +105,7 @@ class _Builder:
     graph: Graph = field(default_factory=Graph)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _mask_inputs: dict[int | None, Tensor] = field(default_factory=dict)
+    _rotations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tokens = self.settings.tokens
@@ -160,6 +169,24 @@ class _Builder:
             self._masks[window] = self._new((cells, rows), source, bytes=F16) if converts else source
         return self._masks[window]
 
+    def rotation(self, head: int, type_bytes: int, most: int = 0) -> Tensor | None:
+        """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
+
+        head: elements of a head. type_bytes: bytes of 256 cached elements. most: the largest matrix; 0 for any.
+        """
+        if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head % LEAST_ROTATION:
+            return None
+        size = LEAST_ROTATION
+        while head % (2 * size) == 0 and (not most or 2 * size <= most):
+            size *= 2
+        return self._rotations.setdefault((size, most), Tensor(size * size * F32, operation="input"))
+
+    def rotated(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
+        """Returns heads times a matrix that rotates them; without one the heads unchanged."""
+        if matrix is None:
+            return input_tensor
+        return self._view(self._new(elements, matrix, self._view(input_tensor, None)), elements)
+
     # -- attention -----------------------------------------------------------------------------------------------
 
     def _store_in_cache(self, cache: Tensor, input_tensor: Tensor, row_numbers: Tensor | None = None) -> Tensor:
@@ -173,15 +200,23 @@ class _Builder:
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
-        query = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head, normed, tokens)
+        gate_width = layer.gate_width if self._has_delta_nets else 0
+        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed, tokens)
         key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed, tokens)
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed, tokens)
-        query, key = self._view(query, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
+        query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
+        if gate_width:
+            query = self._new((head, heads, tokens), query)  # its norm, out of place beside the gate
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
+        key_rotation = self.rotation(head, settings.key_type_bytes)
+        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most=LEAST_ROTATION)
+        query = self.rotated(query, (head, heads, tokens), key_rotation)
+        key = self.rotated(key, (head, key_heads, tokens), key_rotation)
+        value = self.rotated(value, (value_dim, key_heads, tokens), value_rotation)
         self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.expand(self._store_in_cache(keys, key))
         if not settings.flash:
@@ -189,7 +224,16 @@ class _Builder:
         self.graph.expand(self._store_in_cache(values, value))
         heads_output = self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
         self.graph.expand(heads_output)
+        heads_output = self.rotated(heads_output, (value_dim * heads, tokens), value_rotation)
+        if gate_width:
+            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, offset=True))
+            heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
+
+    @property
+    def _has_delta_nets(self) -> bool:
+        """Whether the model is a Qwen3-Next or 3.5, whose projection of queries gives the gate of the output too."""
+        return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
         self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
@@ -428,6 +472,39 @@ class _Builder:
         self.graph.expand(recurrence_output, self._store_in_cache(states, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
+    def delta_net(self, i: int, sizes: DeltaNet, normed: Tensor) -> Tensor:
+        """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
+        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, sizes.heads
+        kept_inputs, state_elements = (sizes.kernel - 1) * sizes.channels, heads * sizes.key_dim * sizes.value_dim
+        values = (sizes.value_dim, heads, tokens)
+        input_cache, state_cache = (Tensor(0, operation="cache", device=self.layer_device(i)) for _ in range(2))
+        inputs = self._new((kept_inputs, sequences), input_cache)
+        self.graph.expand(normed, inputs)
+        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, sizes.channels, normed, tokens)
+        inputs = self._new((tokens * sizes.channels + kept_inputs * sequences,), inputs, self._view(qkv, None))
+        self.graph.expand(self._store_in_cache(input_cache, self._view(inputs, None, offset=True)))
+        state = self._new((state_elements, sequences), state_cache)
+        self.graph.expand(state)
+        convolved = self._new((sizes.channels, tokens), inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
+        convolved = self._inplace(convolved, convolved)
+        query = self._new((sizes.key_width, tokens), self._view(convolved, None))
+        key = self._new((sizes.key_width, tokens), self._view(convolved, None, offset=True))
+        value = self._view(convolved, None, offset=True)
+        decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed, tokens)
+        for name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
+            weights = (self._weight(f"blk.{i}.{name}", i),) if name else ()
+            decay = self._inplace(decay, decay, *weights)
+        beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed, tokens)
+        beta = self._inplace(beta, beta)
+        results = (heads * sizes.value_dim * tokens + state_elements * sequences,)
+        result = self._new(results, query, key, value, decay, beta, state)
+        self.graph.expand(self._store_in_cache(state_cache, self._view(result, None, offset=True)))
+        output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(result, values))
+        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * sizes.value_dim, normed, tokens)
+        gate = self._view(gate, values)
+        output = self._inplace(output, output, self._inplace(gate, gate))
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(output, None), tokens)
+
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build(self) -> Graph:
@@ -462,6 +539,8 @@ class _Builder:
             attention_output = self.latent_attention(i, layer, normed)
         elif layer.heads:
             attention_output = self.attention(i, layer, normed)
+        elif layer.delta_net is not None and self.rules.fused_delta_net:
+            attention_output = self.delta_net(i, layer.delta_net, normed)
         else:
             attention_output = self.recurrence(i, layer, normed)
         if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:

@@ -32,6 +32,8 @@ class GgmlRules(RuleRange):
     pad_mask: bool = True
     vector_input: bool = False
     moves_by_expert: bool = False
+    fused_delta_net: bool = False
+    rotates_vectors: bool = False
     mla_use: int = 0
     attention_max_batch: int = 0
     fused_moe: bool = False
@@ -46,6 +48,8 @@ class GgmlRules(RuleRange):
             pad_mask=self.pad_mask,
             vector_input=self.vector_input,
             moves_by_expert=self.moves_by_expert,
+            fused_delta_net=self.fused_delta_net,
+            rotates_vectors=self.rotates_vectors,
         )
 
 

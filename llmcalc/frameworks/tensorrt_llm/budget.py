@@ -125,7 +125,11 @@ class Server(EngineServer):
     def token_bytes(self, rank: EngineRank) -> int:
         """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
         if rank.state_caches:
-            raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
+            raise InputError(
+                f"--engine {self.name}: recurrent states are not modelled, because three managers of caches divide the "
+                "memory between states and tokens, each in its own way (mamba_cache_manager.py); expected a model "
+                "without them, or another engine"
+            )
         if not rank.token_caches:
             raise rank.without_cache(self.name)
         element_bytes = Fraction(self.cached_element_bytes)

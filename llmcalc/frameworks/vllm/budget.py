@@ -45,6 +45,9 @@ from .versions import Rules, SecondRunner, StateRules, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
 
+RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+"""The variable that chooses Ray's executor: 0 for the first one."""
+
 USUAL_BLOCK = 16
 """Tokens of a block by default."""
 
@@ -319,9 +322,16 @@ class Server(EngineServer):
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
-        is_async = self.flags.get("async_scheduling", not finds_drafts)
+        is_async = self.flags.get("async_scheduling", not finds_drafts and not self._has_first_ray_executor)
         batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
         return batches * self.max_num_batched_tokens
+
+    @property
+    def _has_first_ray_executor(self) -> bool:
+        """Whether Ray's first executor runs the ranks, which schedules one batch at a time (v1/executor/abstract.py,
+        `supports_async_scheduling`); the second one is the default."""
+        is_ray = self.flags.get("distributed_executor_backend") == "ray"
+        return is_ray and self.flags.get(RAY_EXECUTOR, 1) == 0
 
     @property
     def decoded_tokens(self) -> int:

@@ -26,7 +26,7 @@ IDLE = """
     --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
     --data-parallel-size-local --data-parallel-start-rank --data-parallel-supervisor-port --dcp-comm-backend
     --dcp-kv-cache-interleave-size --default-chat-template-kwargs --disable-access-log-for-endpoints
-    --distributed-executor-backend --distributed-timeout-seconds --download-dir
+    --distributed-timeout-seconds --download-dir
     --dp-supervisor-probe-failure-threshold --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s
     --dp-sync-interval --ec-manager-config --eplb-step-interval --eplb-window-size --expert-placement-strategy
     --fault-tolerance-config --fingerprint-mode --fingerprint-value --gdn-prefill-backend --generation-config
@@ -151,6 +151,8 @@ FLAGS = (
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_USE_V1",), "number", least=0, most=1),
     Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", least=0, most=1),
+    Flag(("--distributed-executor-backend",), "word", ("mp", "ray", "uni")),
+    Flag(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND",), "number", least=0, most=1),
     Flag(("--speculative-config", "-sc"), "table"),
     Flag(("--spec-method",)),
     Flag(("--spec-model",)),

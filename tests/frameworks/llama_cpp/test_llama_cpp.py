@@ -15,9 +15,10 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
-from llmcalc.frameworks.ggml.model import GgufModel
+from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
 from llmcalc.frameworks.ggml.patterns import Pattern
 from llmcalc.frameworks.ggml.placement import Layers
+from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, model_graph
 from llmcalc.frameworks.llama_cpp.server import server
 from llmcalc.sources.hardware import find_hardware
 from tests.gguf_files import write_gguf
@@ -442,13 +443,40 @@ def test_the_document_names_devices() -> None:
     assert "--ctx-size" not in document["assumed"]
 
 
+def test_the_graph_of_a_gated_delta_net() -> None:
+    """At the convolution, the stream and its norm, the inputs and the output are alive; that the projection's block is
+    too small for the output beside a state keeps it free."""
+    tokens, hidden, net = 512, 128, DeltaNet(heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
+    layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
+    settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
+    rules = GraphRules("glu", fused_delta_net=True)
+    graph = model_graph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
+    projection = convolved = tokens * 1536
+    inputs = (tokens + 3) * 1536
+    expected = 4 * (2 * tokens * hidden + 3 * 1536 + projection + inputs + convolved)
+    assert buffer_sizes(graph, ["CUDA0"])["CUDA0"] == expected + 128  # and the number of the row of logits
+
+
+@pytest.mark.parametrize(("cache", "matrices"), [("q8_0", 256**2 + 64**2), ("f16", 0)])
+def test_heads_are_rotated_before_a_cache_of_blocks(cache: str, matrices: int) -> None:
+    """The matrices are inputs: 256 rows for keys of 256 elements, 64 for values."""
+    flags = {"ctx_size": 4096, "parallel": 1, "cache_type_k": cache, "cache_type_v": cache, "quantize": "q4_k_m"}
+    model = llmcalc.load("qwen3.5-27b")
+    sizes = []
+    for build in ("b8600", "b8620"):
+        record, version = engine_and_version(f"llama.cpp=={build}")
+        terms = record.memory_on(model, find_hardware("h100"), version, flags).terms
+        sizes.append(next(term.bytes for term in terms if (term.name, term.device) == ("compute_buffer", "CPU")))
+    assert sizes[1] - sizes[0] == 4 * matrices
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("memory", "llama3.1-70b", "--engine", "llama.cpp", "--hardware", "rtx-3060", "-ngl", "99", "-c", "4k"), 1,
          "does not start"),
         (("memory", "llama3.1-8b", "--engine", "llama.cpp"), 2, "--hardware"),
-        (("memory", "llama3.1-8b", "--engine", "llama.cpp", "--hardware", "rtx-3090", "--seq", "4k"), 2, "--ctx-size"),
+        (("memory", "llama3.1-8b", "--engine", "llama.cpp", "--hardware", "rtx-3090", "--seq", "4k"), 0, "4,096"),
         (("memory", "llama3.1-8b", "--engine", "llama.cpp", "--hardware", "rtx-3090", "--n-gpu", "4"), 2, "--n-gpu"),
         (("kv", "gpt-oss-20b", "--engine", "ik_llama.cpp", "--hardware", "rtx-3090", "-c", "8192", "-ngl", "99"), 0,
          "8,192"),

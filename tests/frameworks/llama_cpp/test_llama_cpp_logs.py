@@ -80,3 +80,11 @@ def test_compute_buffers_of_the_host() -> None:
             errors.append(abs(size - log) / log)
     print(f"\nhost's compute buffers: {len(errors)} logs, within 5 % {sum(error <= 0.05 for error in errors)}")
     assert sum(error <= 0.05 for error in errors) >= 0.9 * len(errors)
+
+
+def test_models_with_gated_delta_nets() -> None:
+    """Qwen3.5 35B-A3B, and 27B with a cache in q8_0, whose heads are rotated."""
+    rows = [(row["target"], size, log) for _, row, size, log in compute_rows() if row["target"].startswith("qwen3.5")]
+    assert len(rows) == 2
+    for target, size, log in rows:
+        assert size == pytest.approx(log, rel=1e-4), target

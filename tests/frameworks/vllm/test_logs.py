@@ -234,7 +234,14 @@ def test_the_longest_request_of_layers_with_windows_is_that_of_a_log(version: st
 
 @pytest.mark.parametrize(
     ("flags", "batches"),
-    [({}, 2), ({"async_scheduling": False}, 1), ({"speculative_config": {"method": "ngram"}}, 1)],
+    [
+        ({}, 2),
+        ({"async_scheduling": False}, 1),
+        ({"speculative_config": {"method": "ngram"}}, 1),
+        ({"distributed_executor_backend": "ray"}, 2),
+        ({"distributed_executor_backend": "ray", "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": 0}, 1),
+        ({"distributed_executor_backend": "mp", "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": 0}, 2),
+    ],
 )
 def test_windows_hold_the_tokens_of_batches_in_flight(flags: dict[str, Any], batches: int) -> None:
     record, version = engine_and_version("vllm==0.26.0")

@@ -37,6 +37,16 @@ def test_a_version_has_the_rules_of_its_range(version: str, record: str, has_not
     assert (found.record, bool(found.note)) == (record, has_note)
 
 
+def test_ranks_divide_short_convolutions() -> None:
+    """Each rank has a part of the channels of LFM2 (vllm/model_executor/layers/mamba/short_conv.py)."""
+    whole, divided = (EngineRank(llmcalc.load("lfm2-1.2b"), Layout(tp=tp)) for tp in (1, 8))
+    hidden, kernel, layers = 2048, 3, 10
+    per_rank = layers * (3 * hidden * hidden + kernel * hidden + hidden * hidden) * 2 // 8
+    convolutions = {name: size for name, size in divided.weights_by_component.items() if "convolution" in name}
+    assert sum(convolutions.values()) == per_rank
+    assert [rank.stored_states()[0].bytes for rank in (whole, divided)] == [hidden * 2 * 2, hidden * 2 * 2 // 8]
+
+
 @pytest.mark.parametrize("text", ["vllm==", "vllm==x", "vllm==0.1", "vlm", "", "vllm==1.2.3.4.5.6.7"])
 def test_a_wrong_engine_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--engine"):
@@ -214,7 +224,7 @@ def test_the_document_has_the_keys_of_engines() -> None:
     [
         (("memory", "gpt-oss-120b", "--engine", "vllm==0.33", "--hardware", "h100"), 1, "does not start"),
         (("memory", "llama3.1-8b", "--engine", "vllm"), 2, "--hardware"),
-        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "4k"), 2, "--max-model-len"),
+        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "4k"), 0, "4,096"),
         (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-seqs", "4"), 2, "--max-num-seqs"),
         (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-model-len"), 2, "missing"),
         (("kv", "llama3.1-8b", "--hardware", "h100"), 2, "--engine"),
