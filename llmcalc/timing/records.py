@@ -138,6 +138,7 @@ class Stack(Record):
     rates: dict[str, Share] = {}
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
+    halves_float32: bool = False
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
     fused_experts: bool = False
