@@ -6,8 +6,9 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..algebra import Number, choose, log2, maximum, minimum, same
 from ..parallel.placements import Collective
@@ -55,6 +56,10 @@ RING_EXPOSED = 0.3
 
 TOP_K_SENT = 8
 """Experts per token by which copies of one token to one domain are counted."""
+
+
+KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
+"""Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +141,23 @@ class Priced:
             if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
         )
 
-    def layer_launches(self, layer: int, backward: bool) -> Number:
-        """Returns the number of kernels that the forward (or backward) pass of one layer of a kind launches."""
-        return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
+    def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
+        """Returns the number of kernels that the host launches in the forward (or backward) pass of one layer."""
+        return sum(
+            kernel.times * kernels.get(kernel.verb, kernel.launches)[backward]
+            for kernel in self.work.kernels
+            if kernel.layer == layer
+        )
 
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
 
-    @property
-    def launches(self) -> Number:
-        """The number of kernels that the forward pass launches."""
-        return sum(kernel.times * self.work.count(kernel.layer) * kernel.launches[0] for kernel in self.work.kernels)
+    def launches(self, kernels: KernelCounts) -> Number:
+        """Returns the number of kernels that the host launches in the forward pass."""
+        layers = {kernel.layer for kernel in self.work.kernels}
+        return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ class Stack(Record):
     uneven_ranks: float = 0.0
     launch: float = 1.0
     kernel_gap: float = 0.0
+    kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
     host_step: float = 0.0
