@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..algebra import Number, choose, log2, maximum, minimum, same
+from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
@@ -218,10 +218,12 @@ class Pricing:
             kernel
         )
         launched_directions: set[bool] = set()
+        in_graph = not (self.trains or self.stack.host_kernel)
+        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
-            wait = 0.0 if backward in launched_directions else kernel.launches[backward] * self.kernel_wait
+            wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
             yield Line(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
@@ -317,6 +319,8 @@ class Pricing:
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
+                cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
             yield False, compute, device.cache_seconds(cache) * idle_factor
