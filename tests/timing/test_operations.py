@@ -1,7 +1,7 @@
 """Operations that the host launches for a layer of transformers' classes, as torch's dispatcher counts them.
 
-Views run nothing. On a processor attention is one operation; a layer of a decoder also fills a cache, which time does not
-count.
+Views run nothing. On a processor attention is one operation; a layer of a decoder also fills a cache, which time does
+not count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ JOINED = {"gpt2"}
 NOT_RUN = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 
 
-class Operations(TorchDispatchMode):  # type: ignore[misc]
+class Operations(TorchDispatchMode):
     """Counts the operations that are no views."""
 
     count = 0
@@ -70,10 +70,10 @@ def operations(preset: str, layers: int) -> tuple[int, int]:
     model = getattr(transformers, model_class)(getattr(transformers, config)(**settings, **{name: layers}))
     model = model.to(torch.bfloat16).train()
     ids = torch.randint(0, 100, (2, 16))
-    with Operations() as forward:
+    with Operations() as forward:  # type: ignore[no-untyped-call]
         result = model(ids) if preset == "bert-base" else model(ids, labels=ids)
         loss = result.last_hidden_state.sum() if preset == "bert-base" else result.loss
-    with Operations() as backward:
+    with Operations() as backward:  # type: ignore[no-untyped-call]
         loss.backward()
     return forward.count, backward.count
 
@@ -101,6 +101,6 @@ def test_repeated_heads_and_operations_of_a_graph_take_time() -> None:
         .data
         for stack in ("gpt-fast", "transformers-graphs", "transformers-graphs-before-5-23")
     }
-    fused, packed, repeated = (float(data["seconds"]["estimate"]) for data in seconds.values())  # type: ignore[call-overload,index]
+    fused, packed, repeated = (float(data["seconds"]["estimate"]) for data in seconds.values())  # type: ignore[call-overload]
     assert fused < packed < repeated
     assert repeated > 2.5 * packed
