@@ -280,20 +280,24 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         if getattr(options, name) and phase == "decode":
             expected_option = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
             raise InputError(f"{option(name)}: is of prompts; expected {expected_option}")
-    assert question.hardware is not None
+    hardware = question.hardware
+    assert hardware is not None
     layout_request = question.layout
     for name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, name) not in (None, 1, 0):
             raise InputError(f"{option(name)}: is of training; expected --phase training")
     with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
-        memory, layout = question.on_one_device(), serving_layout(question)
         settings = TimeSettings(
             options.stack or stack_of_engine(options.engine),
             options.overlap,
             None if options.nic is None else parse_nic("--nic", options.nic),
             factors=options.factors,
         )
-        return time_inference(memory, question.hardware, layout, settings, cached_tokens, options.server)
+        is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
+        if is_float32 and settings.stack_for("decode").halves_float32:
+            question = replace(question, settings=question.settings.with_(dtype="bfloat16"))
+        memory, layout = question.on_one_device(), serving_layout(question)
+        return time_inference(memory, hardware, layout, settings, cached_tokens, options.server)
 
 
 def serving_layout(question: RunQuestion) -> Layout:

@@ -49,6 +49,9 @@ SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", 
 DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "fp4"}
 """Number format of weights → format of their products; 16-bit formats are `bf16`."""
 
+BLACKWELL = 10.0
+"""NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
+
 KEPT_PRODUCTS = 0.5
 """Share of a layer that runs again where checkpointing keeps some of its products."""
 
@@ -282,6 +285,11 @@ class TrainingTimes:
             raise InputError(
                 f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
                 "expected bf16-master or another --hardware"
+            )
+        if memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
+            raise InputError(
+                f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "
+                "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:

@@ -40,7 +40,7 @@ def forward_pass(
     timed_pass = price(rank_work(spec, rank_pass), device, stack, formats)
     decodes = rank_pass.phase == "decode"
     host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
-    kernels = maximum(timed_pass.seconds, timed_pass.launches * host_kernel)
+    kernels = maximum(timed_pass.seconds, timed_pass.launches(stack.kernels) * host_kernel)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)

@@ -6,10 +6,11 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from ..algebra import Number, choose, log2, maximum, minimum, same
+from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
@@ -55,6 +56,10 @@ RING_EXPOSED = 0.3
 
 TOP_K_SENT = 8
 """Experts per token by which copies of one token to one domain are counted."""
+
+
+KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
+"""Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +141,23 @@ class Priced:
             if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
         )
 
-    def layer_launches(self, layer: int, backward: bool) -> Number:
-        """Returns the number of kernels that the forward (or backward) pass of one layer of a kind launches."""
-        return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
+    def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
+        """Returns the number of kernels that the host launches in the forward (or backward) pass of one layer."""
+        return sum(
+            kernel.times * kernels.get(kernel.verb, kernel.launches)[backward]
+            for kernel in self.work.kernels
+            if kernel.layer == layer
+        )
 
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
 
-    @property
-    def launches(self) -> Number:
-        """The number of kernels that the forward pass launches."""
-        return sum(kernel.times * self.work.count(kernel.layer) * kernel.launches[0] for kernel in self.work.kernels)
+    def launches(self, kernels: KernelCounts) -> Number:
+        """Returns the number of kernels that the host launches in the forward pass."""
+        layers = {kernel.layer for kernel in self.work.kernels}
+        return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -209,10 +218,12 @@ class Pricing:
             kernel
         )
         launched_directions: set[bool] = set()
+        in_graph = not (self.trains or self.stack.host_kernel)
+        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
-            wait = 0.0 if backward in launched_directions else kernel.launches[backward] * self.kernel_wait
+            wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
             yield Line(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
@@ -308,6 +319,8 @@ class Pricing:
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
+                cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
             yield False, compute, device.cache_seconds(cache) * idle_factor

@@ -138,6 +138,7 @@ class Stack(Record):
     rates: dict[str, Share] = {}
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
+    halves_float32: bool = False
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
     fused_experts: bool = False
@@ -147,6 +148,7 @@ class Stack(Record):
     uneven_ranks: float = 0.0
     launch: float = 1.0
     kernel_gap: float = 0.0
+    kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
     host_step: float = 0.0
@@ -158,6 +160,7 @@ class Stack(Record):
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False
+    repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True
     host_update: float = 0.0

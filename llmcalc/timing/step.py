@@ -243,7 +243,8 @@ def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kern
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    return maximum(0.0, timed_pass.layer_launches(layer, backward) * stack.host_kernel - kernels)
+    launches = timed_pass.layer_launches(layer, backward, stack.kernels)
+    return maximum(0.0, launches * stack.host_kernel - kernels)
 
 
 @cache

@@ -501,8 +501,11 @@ class WorkRecorder(Placements):
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
         rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
+        joins_gradient = (id(self._storage(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
         shares_input = self._shares_input(x)
         flops = 2 * rows * y.width * x.width
+        has_bias = step.op is not None and "params" in step.op.effects and step.op.params() > y.width * x.width
+        extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
         constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (rows - constant) * y.width * x.width
         name = self.where.rpartition(".")[2]
@@ -515,7 +518,7 @@ class WorkRecorder(Placements):
             k=x.width,
             weight_elements=y.width * x.width,
             flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
-            launches=(0, 0) if shares_input else (1, 1 if frozen else 2),
+            launches=(0, 0) if shares_input else (1, 1 if frozen else 2 + extra_launches),
             in_16_bits=not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS),
             frozen=frozen,
         )
@@ -659,6 +662,8 @@ class WorkRecorder(Placements):
         first = group[0]
         is_one_kernel = first.verb == "norm" and first.options["spec"].type == "layernorm"
         verb = "layernorm" if is_one_kernel else first.verb
+        if verb == "act" and first.options.get("kind") == "gelu_new":
+            verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
         self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1))
         self.where, self.repeats = path, repeats
 

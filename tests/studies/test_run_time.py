@@ -232,6 +232,7 @@ REFUSED = {
     "time llama3-8b --hardware h100 --lora-rank 8 --base nf4": "--base nf4: the time of a base in 4 bits is",
     "time llama3-8b --hardware h100 --lora-rank 8 --modules-to-save lm_head": "the time of trained copies",
     "time llama3-8b --hardware a100 --fsdp 8 --precision fp8": "--precision fp8: a100-80gb has no fp8 units",
+    "time llama3-8b --hardware h100 --fsdp 8 --precision mxfp8": "h100-sxm (compute capability 9.0) has no units",
     "time llama3-8b --hardware h100 --dp 8 --zero-group 4": "--zero-group 4: nothing is sharded; expected",
     "time llama3-8b --hardware h100 --dp 8 --zero 1 --zero-group 3": "--zero-group 3: expected a divisor of dp",
     "time llama3-8b --hardware h100 --fsdp 4 --zero-group 4 --hsdp-replicas 2": "--hsdp-replicas says it",
@@ -261,6 +262,23 @@ def test_narrow_products_are_faster_and_keep_more(run: Any) -> None:
     assert seconds[0] > 1.15 * seconds[1] > 1.15 * 1.05 * seconds[2]
     memory = [answer(run, "memory", *layout, "--precision", word)["memory"]["device_bytes"] for word in precisions[:2]]
     assert memory[1] > memory[0]
+
+
+def test_engines_halve_models_of_float32(run: Any) -> None:
+    """SantaCoder was published in float32: vLLM and SGLang run it in 16 bits, transformers as it was published."""
+    command = ("time", "santacoder", "--phase", "prefill", "--hardware", "h200", "--seq", "1k")
+    half, full = (answer(run, *command, "--dtype", dtype)["seconds"]["estimate"] for dtype in ("bfloat16", "float32"))
+    assert full > 3 * half
+    for engine in ("vllm", "sglang"):
+        assert (
+            answer(run, *command, "--engine", engine, "--stack", engine)["seconds"]
+            == (answer(run, *command, "--stack", engine, "--dtype", "bfloat16")["seconds"])
+        )
+    assert answer(run, *command)["seconds"]["estimate"] == half
+    eager = [
+        answer(run, *command, "--stack", "transformers", *words)["seconds"] for words in ((), ("--dtype", "float32"))
+    ]
+    assert eager[0] == eager[1]
 
 
 def test_zero_group_is_shards_in_groups(run: Any) -> None:
