@@ -139,6 +139,7 @@ ENCODERS = {
         "deberta",
         "deberta-v2",
         "distilbert",
+        "dpr",
         "electra",
         "neomme",
         "esm",

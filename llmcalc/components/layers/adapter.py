@@ -55,7 +55,7 @@ class AdapterLayer(Block):
     adapter_act: Activation
     languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MOST_LANGUAGES)
     default_language: LanguageCode | None = None
-    adapter_norm: Literal["separate", "shared"] | None = None
+    adapter_norm: Literal["shared", "separate"] | None = None
     normed_residual: Flag = True
 
     @model_validator(mode="after")
