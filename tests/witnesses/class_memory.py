@@ -205,8 +205,8 @@ FAMILIES: dict[str, Family] = {
     # GPT and kin
     "gpt2-medium": Family(2, (mask(2),)),
     "gpt1": Family(2, (mask(2), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
+    "gpt-neo-125m": Family(2, (mask(2),)),
+    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64))),
     "pythia-160m": Family(2, (mask(2),)),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
     "xglm-564m": Family(

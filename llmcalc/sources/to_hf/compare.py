@@ -28,6 +28,7 @@ NUMERICS = frozenset(
         "concatenated",
         "float32_product",
         "float32_softmax",
+        "float32_scores",
         "bias_in_sdpa",
         "scales_x",
         "fused_qkv",
