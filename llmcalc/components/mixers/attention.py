@@ -100,6 +100,9 @@ class Attention(TokenMixer):
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     float32_scores: whether queries and keys are copied to float32, in which their scores are computed (GPT-Neo, GPT-J,
         CodeGen); false by default. Fused kernels of attention read them as they are. Parameters and FLOPs do not change.
+    repeat_kv: whether its class lets torch's scaled_dot_product_attention repeat a single head of keys and values, or
+        repeats it before, true by default; otherwise that runs its math backend, the only one that broadcasts (Falcon).
+        Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
@@ -142,6 +145,7 @@ class Attention(TokenMixer):
     block_indexer: AnyBlockIndexer | None = None
     float32_softmax: Flag = True
     float32_scores: Flag = False
+    repeat_kv: Flag = True
     fused_qkv: Flag = False
     whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
@@ -164,6 +168,8 @@ class Attention(TokenMixer):
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
         if self.grid_window is not None and self.float32_scores:
             raise ValueError("float32_scores: attention in squares of patches has none; expected false")
+        if not self.repeat_kv and k != 1:
+            raise ValueError("repeat_kv: false is for num_key_value_heads = 1, which torch broadcasts; expected true")
         if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
@@ -364,6 +370,7 @@ class Attention(TokenMixer):
             sinks=self.sinks,
             float32=self.float32_softmax,
             float32_scores=self.float32_scores,
+            repeat_kv=self.repeat_kv,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )

@@ -33,6 +33,7 @@ class MixingVerbs(Recorder):
         selection: Value | None = None,
         float32: bool = True,
         float32_scores: bool = False,
+        repeat_kv: bool = True,
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
@@ -48,6 +49,8 @@ class MixingVerbs(Recorder):
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
         float32: whether the softmax is in float32, true by default, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores, false by default.
+        repeat_kv: whether a class gives scaled_dot_product_attention keys and values of every head, or says that it
+            repeats them, true by default.
         bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
@@ -65,6 +68,7 @@ class MixingVerbs(Recorder):
             "sinks": sinks,
             "float32": float32,
             "float32_scores": float32_scores,
+            "repeat_kv": repeat_kv,
             "bias_in_sdpa": bias_in_sdpa,
             **limits,
         }

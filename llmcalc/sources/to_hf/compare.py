@@ -29,6 +29,7 @@ NUMERICS = frozenset(
         "float32_product",
         "float32_softmax",
         "float32_scores",
+        "repeat_kv",
         "bias_in_sdpa",
         "scales_x",
         "fused_qkv",

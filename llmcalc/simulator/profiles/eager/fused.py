@@ -185,7 +185,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
-        if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+        broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
+        if broadcasts:
+            backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
+        elif k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
         if bias is not None:
             if backend not in ("cudnn", "efficient"):

@@ -47,9 +47,16 @@ def _falcon(config: Config) -> Table:
     kv_heads = config.maybe("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
-    position = {"type": "alibi"} if _nullable_flag(config, "alibi") else rope(config)
+    has_alibi = _nullable_flag(config, "alibi")
+    position = {"type": "alibi"} if has_alibi else rope(config)
+    numerics: Table = {} if has_alibi else {"float32_softmax": False}
+    numerics |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
     mixer = full_width_heads(
-        config, num_key_value_heads=kv_heads, position=position, **biases(_nullable_flag(config, "bias"), *QKVO)
+        config,
+        num_key_value_heads=kv_heads,
+        position=position,
+        **numerics,
+        **biases(_nullable_flag(config, "bias"), *QKVO),
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
