@@ -341,11 +341,18 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         scores = aten.matmul(scaled_q, aten.scale(aten.transpose(k, -1, -2)))
         if mask is not None:
             scores = aten.add(scores, mask)
-        scores = self.apply_dropout(aten.softmax(scores), dropout)
+        scores = self.apply_dropout(self._safe_softmax(scores), dropout)
         weights = aten.to(scores, dtype)
         output = aten.to(aten.matmul(scores, v), dtype)
         del weights
         return output
+
+    def _safe_softmax(self, scores: Tensor) -> Tensor:
+        """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞ meanwhile."""
+        probabilities = self.t.softmax(scores)
+        if self.choices.on_gpu:
+            self.t.new(scores.shape, BOOL)
+        return probabilities
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
