@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    mixer = full_width_heads(config, position={"type": "alibi"}, **biases(True, *QKVO))
+    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True, **biases(True, *QKVO))
     block = {
         "attention": mixer,
         "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),
@@ -95,7 +95,7 @@ def _mpt(config: Config) -> Table:
     network = config.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
-    mixer = full_width_heads(config, position={"type": "alibi"})
+    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
     block = {
         "attention": mixer,
         "feed_forward": mlp(4 * config.size("hidden_size"), "gelu", bias=False),
