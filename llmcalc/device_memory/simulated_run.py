@@ -68,8 +68,8 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 def supports_sdpa(spec: ModelSpec) -> bool:
     """Whether scaled_dot_product_attention can run all attention of a model.
 
-    It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and here no selection and no term added to the scores that the model's class
-    does not give it as a mask.
+    It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
+    selection and no term added to the scores that the model's class does not give it as a mask.
     """
     return all(
         operation.verb not in SCORES_BY_THEMSELVES

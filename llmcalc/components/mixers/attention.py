@@ -99,7 +99,8 @@ class Attention(TokenMixer):
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     float32_scores: whether queries and keys are copied to float32, in which their scores are computed (GPT-Neo, GPT-J,
-        CodeGen); false by default. Fused kernels of attention read them as they are. Parameters and FLOPs do not change.
+        CodeGen); false by default. Fused kernels of attention read them as they are. Parameters and FLOPs do not
+        change.
     repeat_kv: whether its class lets torch's scaled_dot_product_attention repeat a single head of keys and values, or
         repeats it before, true by default; otherwise that runs its math backend, the only one that broadcasts (Falcon).
         Parameters and FLOPs do not change.
@@ -798,7 +799,9 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True, False))
+                outputs.append(
+                    self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True, False)
+                )
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 

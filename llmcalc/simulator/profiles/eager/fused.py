@@ -348,7 +348,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return output
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:
-        """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞ meanwhile."""
+        """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
         probabilities = self.t.softmax(scores)
         if self.choices.on_gpu:
             self.t.new(scores.shape, BOOL)
