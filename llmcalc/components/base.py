@@ -324,12 +324,15 @@ class TokenMixer(Component):
         attribute).
     uncounted: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty where it has
         no recurrence (class attribute).
+    kernel_packages: the packages whose kernels its memory is counted with, and without which classes of transformers
+        run its recurrence as loops of torch (class attribute).
     """
 
     noun: ClassVar[str] = "mixer"
     reads_encoder: ClassVar[bool] = False
     sees_whole_pass: ClassVar[bool] = False
     uncounted: ClassVar[str] = ""
+    kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def heads(self, width: Any) -> HeadSizes | None:
         """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""

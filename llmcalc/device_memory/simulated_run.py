@@ -68,8 +68,8 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 def supports_sdpa(spec: ModelSpec) -> bool:
     """Whether scaled_dot_product_attention can run all attention of a model.
 
-    It takes no sinks and no soft cap, and here no selection and no term added to the scores that the model's class
-    does not give it as a mask.
+    It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
+    selection and no term added to the scores that the model's class does not give it as a mask.
     """
     return all(
         operation.verb not in SCORES_BY_THEMSELVES
@@ -81,6 +81,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
             )
         )
         and not operation.options.get("sinks")
+        and not operation.options.get("float32_scores")
         for operation in every_step(spec.shared_program.root.items)
     )
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Fit
+from ..components.base import TokenMixer
+from ..components.evidence import parts_below
 from ..device_memory.device_memory import DeviceMemory, Point, Term
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
@@ -584,6 +586,7 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
+    notes.append(_kernels_note(memory))
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
     notes += host_notes(memory.device)
@@ -614,6 +617,20 @@ def _execution_note(memory: Memory) -> str:
             texts.append(f"dropout {places} (--dropout)")
         texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
+
+
+def _kernels_note(memory: Memory) -> str:
+    """Writes which packages' kernels recurrent layers are counted with; empty for a model or a phase without them."""
+    if memory.settings.phase == "decode":
+        return ""
+    mixers = (part for part in parts_below(memory.spec) if isinstance(part, TokenMixer))
+    packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
+    if not packages:
+        return ""
+    return (
+        f"recurrent layers are counted with the kernels of {' and '.join(packages)}; where they are not installed, "
+        "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
+    )
 
 
 def _chunk_note(memory: Memory) -> str:

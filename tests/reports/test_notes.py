@@ -44,6 +44,24 @@ def test_a_warning_is_always_there() -> None:
     assert notes_of(report.brief()) == [["1", "2", "careful", "1 more note: --notes"]]
 
 
+@pytest.mark.parametrize(
+    ("model", "packages"),
+    [
+        ("mamba-370m", "mamba-ssm and causal-conv1d"),
+        ("falcon-h1-0.5b", "mamba-ssm and causal-conv1d"),
+        ("qwen3.5-0.8b", "flash-linear-attention and causal-conv1d"),
+        ("gpt2", ""),
+    ],
+)
+def test_packages_of_recurrent_kernels_are_named(run: Run, model: str, packages: str) -> None:
+    """Not for a token, which runs no kernel of a sequence."""
+    for phase in ("training", "prefill", "decode"):
+        notes = json.loads(run("memory", model, "--phase", phase, "--seq", "64", "--format", "json").out)["notes"]
+        named = [note for note in notes if "transformers runs loops of torch" in note]
+        expected = packages if phase != "decode" else ""
+        assert [f"kernels of {expected};" in note for note in named] == ([True] if expected else []), phase
+
+
 def test_a_blank_line_stands_before_them(run: Run) -> None:
     lines = run("params", "gpt2").out.splitlines()
     assert lines[lines.index("  published 124,439,808: equal") - 1] == ""

@@ -81,6 +81,23 @@ def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
     assert held._replace(saved=saved) == reference, "\n".join([*ours, "=====", *theirs])
 
 
+@pytest.mark.parametrize("capability", [CPU, A100, H100])
+def test_one_key_head_that_a_class_does_not_repeat_runs_math(capability: int) -> None:
+    """Falcon 7B: torch's other backends refuse unequal numbers of heads without `enable_gqa`."""
+    choices = Choices("sdpa", capability=capability, like_classes=True)
+    broadcast = without_values(attention(1, repeat_kv=False), choices=choices)
+    assert broadcast.saved == without_values(attention(1), choices=Choices("sdpa-math", like_classes=True)).saved
+    assert broadcast.saved > without_values(attention(1), choices=choices).saved
+    with pytest.raises(ValueError, match="repeat_kv: false is for num_key_value_heads = 1"):
+        attention(2, repeat_kv=False)
+
+
+def test_a_class_with_scores_in_float32_trains_without_sdpa() -> None:
+    """GPT-Neo, GPT-J and CodeGen have no scaled_dot_product_attention in transformers."""
+    for name in ("gpt-neo-125m", "gpt-j-6b", "codegen-350m"):
+        assert default_attention(TRAINING, load(name).model) == "eager"
+
+
 def test_a_window_makes_a_mask_that_every_layer_saves() -> None:
     """2 layers of 256 tokens, bf16: the mask's copy has 256 · 256 · 2 bytes. cuDNN reads it; keys and values of
     4 heads are the layer's own, so no others are copied.

@@ -205,8 +205,8 @@ FAMILIES: dict[str, Family] = {
     # GPT and kin
     "gpt2-medium": Family(2, (mask(2),)),
     "gpt1": Family(2, (mask(2), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
+    "gpt-neo-125m": Family(2, (mask(2),)),
+    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64))),
     "pythia-160m": Family(2, (mask(2),)),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
     "xglm-564m": Family(
@@ -219,7 +219,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "bloom-560m": Family(2, (mask(2),)),
     "mpt-7b": Family(4, (Difference("one mask of every sequence for all layers", lambda b, t: (b - 4) * t * t),)),
-    "falcon-7b": Family(2, (mask(2), low_softmax(2, 71), constant("indices −1 and −2", 2 * 2 * 8))),
+    "falcon-7b": Family(2, (mask(2), constant("indices −1 and −2", 2 * 2 * 8))),
     "starcoder-15b": Family(2, (mask(2),)),
     "starcoder2-15b": Family(2, (mask(2),)),
     "stablelm-2-1.6b": Family(2, (mask(2),)),

@@ -98,6 +98,12 @@ class Attention(TokenMixer):
         default.
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
+    float32_scores: whether queries and keys are copied to float32, in which their scores are computed (GPT-Neo, GPT-J,
+        CodeGen); false by default. Fused kernels of attention read them as they are. Parameters and FLOPs do not
+        change.
+    repeat_kv: whether its class lets torch's scaled_dot_product_attention repeat a single head of keys and values, or
+        repeats it before, true by default; otherwise that runs its math backend, the only one that broadcasts (Falcon).
+        Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
@@ -139,6 +145,8 @@ class Attention(TokenMixer):
     position: ScorePosition | None = None
     block_indexer: AnyBlockIndexer | None = None
     float32_softmax: Flag = True
+    float32_scores: Flag = False
+    repeat_kv: Flag = True
     fused_qkv: Flag = False
     whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
@@ -159,6 +167,10 @@ class Attention(TokenMixer):
             raise ValueError("value_convolution: each head has values of its own; expected no shared keys and values")
         if self.grid_window is not None and not self.float32_softmax:
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
+        if self.grid_window is not None and self.float32_scores:
+            raise ValueError("float32_scores: attention in squares of patches has none; expected false")
+        if not self.repeat_kv and k != 1:
+            raise ValueError("repeat_kv: false is for num_key_value_heads = 1, which torch broadcasts; expected true")
         if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
@@ -358,6 +370,8 @@ class Attention(TokenMixer):
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
+            float32_scores=self.float32_scores,
+            repeat_kv=self.repeat_kv,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
@@ -563,6 +577,7 @@ class Attention(TokenMixer):
                 fused_qkv=True,
                 position=Rope(concatenated=True),
             ),
+            cls(num_attention_heads=4, num_key_value_heads=2, float32_scores=True, position=rope),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, whole_pass=True),
         ]
@@ -588,7 +603,10 @@ def _reference_class() -> type[nn.Module]:
             cap: float | None,
             sinks: Tensor | None,
             float32_softmax: bool,
+            float32_scores: bool,
         ) -> Tensor:
+            if float32_scores:
+                q, k = q.float(), k.float()
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if cap is not None:
                 scores = cap * torch.tanh(scores / cap)
@@ -781,7 +799,9 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True))
+                outputs.append(
+                    self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True, False)
+                )
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -808,7 +828,7 @@ def _reference_class() -> type[nn.Module]:
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
+                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax, self.spec.float32_scores)
             else:
                 out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)

@@ -57,6 +57,7 @@ class GatedDeltaNet(TokenMixer):
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
+    kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"

@@ -60,6 +60,7 @@ class KimiDeltaAttention(TokenMixer):
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
+    kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = (

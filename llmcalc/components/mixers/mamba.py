@@ -51,6 +51,7 @@ class Mamba(TokenMixer):
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
+    kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the state update of Mamba's scan"

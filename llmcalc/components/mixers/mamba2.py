@@ -56,6 +56,7 @@ class Mamba2(TokenMixer):
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
+    kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"

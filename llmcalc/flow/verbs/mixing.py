@@ -32,6 +32,8 @@ class MixingVerbs(Recorder):
         masked: bool = True,
         selection: Value | None = None,
         float32: bool = True,
+        float32_scores: bool = False,
+        repeat_kv: bool = True,
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
@@ -46,6 +48,9 @@ class MixingVerbs(Recorder):
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
         float32: whether the softmax is in float32, true by default, or in the scores' number format.
+        float32_scores: whether queries and keys are copied to float32 for their scores, false by default.
+        repeat_kv: whether a class gives scaled_dot_product_attention keys and values of every head, or says that it
+            repeats them, true by default.
         bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
@@ -62,6 +67,8 @@ class MixingVerbs(Recorder):
             "biased": bias is not None,
             "sinks": sinks,
             "float32": float32,
+            "float32_scores": float32_scores,
+            "repeat_kv": repeat_kv,
             "bias_in_sdpa": bias_in_sdpa,
             **limits,
         }

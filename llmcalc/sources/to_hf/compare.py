@@ -28,6 +28,8 @@ NUMERICS = frozenset(
         "concatenated",
         "float32_product",
         "float32_softmax",
+        "float32_scores",
+        "repeat_kv",
         "bias_in_sdpa",
         "scales_x",
         "fused_qkv",

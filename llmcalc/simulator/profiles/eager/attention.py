@@ -218,9 +218,15 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        cap, dropout, float32 = (operation.options[name] for name in ("cap", "dropout", "float32"))
+        cap, dropout, float32, float32_scores = (
+            operation.options[name] for name in ("cap", "dropout", "float32", "float32_scores")
+        )
         output = self.run_attention_core(
-            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout, float32), q, k, v, bias
+            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores),
+            q,
+            k,
+            v,
+            bias,
         )
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
@@ -293,13 +299,17 @@ class AttentionKernels(Lowering):
         bias: Tensor | None = None,
         dropout: float = 0.0,
         float32: bool = True,
+        float32_scores: bool = False,
     ) -> Tensor:
         """Computes softmax(q·kᵀ)·v. sinks: per head, the score of one extra key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         float32: whether the softmax is in float32, or in the scores' number format.
+        float32_scores: whether queries and keys are copied to float32 for their scores.
         """
         aten = self.t
+        if float32_scores:
+            q, k = aten.to(q, FLOAT32), aten.to(k, FLOAT32)
         scores = aten.scale(aten.matmul(q, aten.transpose(k, -1, -2)))
         if cap is not None:
             scores = aten.scale(aten.function("tanh", aten.scale(scores)))

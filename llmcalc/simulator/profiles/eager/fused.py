@@ -185,7 +185,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
-        if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+        broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
+        if broadcasts:
+            backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
+        elif k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
@@ -338,11 +341,18 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         scores = aten.matmul(scaled_q, aten.scale(aten.transpose(k, -1, -2)))
         if mask is not None:
             scores = aten.add(scores, mask)
-        scores = self.apply_dropout(aten.softmax(scores), dropout)
+        scores = self.apply_dropout(self._safe_softmax(scores), dropout)
         weights = aten.to(scores, dtype)
         output = aten.to(aten.matmul(scores, v), dtype)
         del weights
         return output
+
+    def _safe_softmax(self, scores: Tensor) -> Tensor:
+        """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
+        probabilities = self.t.softmax(scores)
+        if self.choices.on_gpu:
+            self.t.new(scores.shape, BOOL)
+        return probabilities
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""

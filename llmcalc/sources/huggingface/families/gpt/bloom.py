@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    mixer = full_width_heads(config, position={"type": "alibi"}, **biases(True, *QKVO))
+    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True, **biases(True, *QKVO))
     block = {
         "attention": mixer,
         "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),
@@ -47,9 +47,16 @@ def _falcon(config: Config) -> Table:
     kv_heads = config.maybe("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
-    position = {"type": "alibi"} if _nullable_flag(config, "alibi") else rope(config)
+    has_alibi = _nullable_flag(config, "alibi")
+    position = {"type": "alibi"} if has_alibi else rope(config)
+    numerics: Table = {} if has_alibi else {"float32_softmax": False}
+    numerics |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
     mixer = full_width_heads(
-        config, num_key_value_heads=kv_heads, position=position, **biases(_nullable_flag(config, "bias"), *QKVO)
+        config,
+        num_key_value_heads=kv_heads,
+        position=position,
+        **numerics,
+        **biases(_nullable_flag(config, "bias"), *QKVO),
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
@@ -88,7 +95,7 @@ def _mpt(config: Config) -> Table:
     network = config.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
-    mixer = full_width_heads(config, position={"type": "alibi"})
+    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
     block = {
         "attention": mixer,
         "feed_forward": mlp(4 * config.size("hidden_size"), "gelu", bias=False),

@@ -121,7 +121,7 @@ def _gpt_neo(config: Config) -> Table:
         **layer_pattern(names),
         "position": learned_positions(config),
     }
-    return _gpt(config, full_width_heads(config, o_bias=True), "intermediate_size", stack)
+    return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
 def _openai_gpt(config: Config) -> Table:
@@ -144,7 +144,7 @@ def _gptj(config: Config) -> Table:
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
         config,
-        full_width_heads(config, position=position),
+        full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",
         head={"bias": True},
         answers=labels(config),
