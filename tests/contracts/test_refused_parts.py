@@ -80,3 +80,15 @@ def test_megatron_refuses_each_part_that_it_does_not_have() -> None:
     messages = refused("megatron")
     assert sorted(set(parts()) - messages.keys()) == sorted(ANSWERED_BY_MEGATRON)
     assert all("--framework megatron" in message and "expected " in message for message in messages.values())
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_megatron_refuses_ranks_of_a_sequence_that_do_not_divide_heads_of_mamba2(ranks: int) -> None:
+    """The example has 4 heads: each of 4 ranks of a sequence has one, 8 ranks cannot (`MambaContextParallel`)."""
+    settings = Settings("training", seq=64, batch=1)
+    cluster = Cluster.of(memory(around_a_model(examples()["Mamba2-0"]), settings), Layout(cp=ranks), "megatron")
+    if ranks == 4:
+        assert cluster.device_rank.device.device_bytes
+    else:
+        with pytest.raises(InputError, match=rf"--cp {ranks}: its ranks do not divide a rank's \d+ heads and "):
+            cluster.device_rank.device  # noqa: B018

@@ -57,8 +57,8 @@ class MambaKernels(LatentKernels):
         )  # copies of a group; groups of this rank
         if op.heads % ranks or max(groups, ranks) % min(groups, ranks):
             raise ImpossibleLayout(
-                f"--cp {ranks}: its ranks do not divide the {op.heads} heads of Mamba-2 of a rank and the {groups} groups "
-                "that heads share; expected fewer ranks (--cp)"
+                f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {groups} groups of Mamba-2; "
+                "expected fewer"
             )
         if ranks > 1:
             part_widths = (inner_width, inner_width, groups * op.state, groups * op.state, op.heads)
