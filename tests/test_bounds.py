@@ -92,6 +92,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
          "1000000"),
         r"--num-microbatches 1000000: a step of torch has the loss of each .* expected at most 1,024",
     ),
+    "1,024 micro-batches of five chunks of each rank": (
+        ("memory", "llama3-70b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "8", "--vpp",
+         "5", "--num-microbatches", "1024"),
+        r"--num-microbatches 1024: a pipeline of torch .* expected at most 409",
+    ),
     "1e6 micro-batches of FSDP2's pipeline": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "4",
          "--num-microbatches", "1000000"),

@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeVar
 
 from ..timing.batching import Replica
 from ..timing.spread import Amount, Range
-from ..timing.trace import ServedRequest, StepSeconds, TracedRequest, serve_trace
+from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
 
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
@@ -103,19 +103,25 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds | None = None) -> TraceTimes:
+def trace_times(
+    server: Server, trace: Trace, step_seconds: StepSeconds | None = None, budget: StepBudget | None = None
+) -> TraceTimes:
     """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
     step_seconds: seconds of the steps of its replica, if they are known.
+    budget: the steps that may be simulated; default those of a question.
     """
+    budget = budget or StepBudget()
     step_range = server.range(1.0, "decode")
     step_seconds = step_seconds or steps_of(server, trace)
     runs = [
-        _serve_scaled(server, trace, step_seconds, float(scale)) for scale in (1.0, step_range.low, step_range.high)
+        _serve_scaled(server, trace, step_seconds, float(scale), budget)
+        for scale in (1.0, step_range.low, step_range.high)
     ]
     likely_run = runs[0]
     seconds = max(request.end for request in likely_run)
-    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
+    further_tokens = trace.mean_output - 1
+    in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
     return TraceTimes(
         _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in runs]),
         _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in runs]),
@@ -131,7 +137,9 @@ def steps_of(server: Server, trace: Trace) -> StepSeconds:
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
 
-def _serve_scaled(server: Server, trace: Trace, step_seconds: StepSeconds, scale: float) -> list[ServedRequest]:
+def _serve_scaled(
+    server: Server, trace: Trace, step_seconds: StepSeconds, scale: float, budget: StepBudget
+) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
         step_seconds,
@@ -141,6 +149,7 @@ def _serve_scaled(server: Server, trace: Trace, step_seconds: StepSeconds, scale
         server.kv_tokens,
         trace.cached_share,
         scale,
+        budget,
     )
 
 
@@ -162,16 +171,19 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 
 
 def sized_for_trace(
-    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
+    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
 ) -> tuple[AnyServer, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
+    budget: the steps that may be simulated for this server and those after it.
+    Raises `InputError` if they are not enough.
     """
     step_seconds = steps_of(server, trace)
 
     def broken(replica_count: int) -> str:
-        return _broken_reason(_serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0), limits)
+        served_requests = _serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0, budget)
+        return _broken_reason(served_requests, limits)
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
     reason = broken(enough_replicas)
@@ -182,7 +194,7 @@ def sized_for_trace(
         middle = (too_few_replicas + enough_replicas) // 2
         too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
     sized_server = server.with_replicas(enough_replicas)
-    return sized_server, trace_times(sized_server, trace, step_seconds), reason
+    return sized_server, trace_times(sized_server, trace, step_seconds, budget), reason
 
 
 def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:

@@ -28,6 +28,7 @@ from ..timing.disaggregation import Disaggregated
 from ..timing.records import Stack
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, expected_range
+from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
@@ -344,12 +345,13 @@ class ServeStudy:
         at_limits: list[Point | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
+        budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
                 sized_server, point, reason = self._sized_server(server)
             else:
                 sized_server, trace_times, reason = sized_for_trace(
-                    server, self.sizes.replicas(server.sizes), self.trace, self.limits
+                    server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
                 point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
                 traces.append(trace_times)

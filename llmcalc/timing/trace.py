@@ -19,10 +19,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..errors import InputError
 from .batching import Replica, seconds_beside_prompts
 
 MOST_PROMPT_SIZES = 2**20
 """Tokens of prompts of a step up to which seconds are tabulated."""
+
+
+MOST_STEPS = 400_000
+"""Steps, those between two events taken as one, that a question simulates over all of its servers and runs."""
+
+
+@dataclass
+class StepBudget:
+    """The number of steps that may still be simulated for a question."""
+
+    remaining: int = MOST_STEPS
+
+    def spend(self) -> None:
+        """Spends a step. Raises `InputError` if none is left."""
+        self.remaining -= 1
+        if self.remaining < 0:
+            raise InputError(
+                f"--trace: its servers take more than {MOST_STEPS:,} steps to simulate; expected fewer requests, or "
+                "--tp and --devices for fewer servers"
+            )
 
 
 @dataclass(frozen=True)
@@ -150,11 +171,15 @@ class Batch:
     mixed: bool
     scale: float = 1.0
 
-    def serve(self, requests: Sequence[TracedRequest], cached_share: float = 0.0) -> list[ServedRequest]:
+    def serve(
+        self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
+    ) -> list[ServedRequest]:
         """Serves requests, sorted by arrival, and returns their times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
+        budget: the steps that may be simulated; default those of a question.
         """
+        budget = budget or StepBudget()
         time_now, steps_done, context_sum = 0.0, 0, 0.0
         reserved_tokens, next_request = 0, 0
         decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
@@ -162,6 +187,7 @@ class Batch:
         first_token_times: dict[int, float] = {}
         ends: dict[int, float] = {}
         while len(ends) < len(requests):
+            budget.spend()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
                 length = request.input + request.output
@@ -270,13 +296,16 @@ def serve_trace(
     cache_tokens: int,
     cached_share: float = 0.0,
     scale: float = 1.0,
+    budget: StepBudget | None = None,
 ) -> list[ServedRequest]:
     """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
+    budget: the steps that may be simulated; default those of a question.
     Returns the times of the requests, batch by batch.
     """
+    budget = budget or StepBudget()
     longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
         step_seconds,
@@ -291,5 +320,5 @@ def serve_trace(
         served_request
         for requests_of_batch in batches_of_requests
         if requests_of_batch
-        for served_request in batch.serve(requests_of_batch, cached_share)
+        for served_request in batch.serve(requests_of_batch, cached_share, budget)
     ]

@@ -210,6 +210,22 @@ def test_the_programs_of_such_a_repository_would_run(mark: Path, tmp_path: Path)
     assert mark.exists()
 
 
+def test_every_call_has_the_settings_that_run_and_fetch_nothing(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is a second guard: GIT_DIR names the repository, and GIT_ALLOW_PROTOCOL forbids transports."""
+    real, calls = shutil.which("git"), tmp_path / "calls"
+    (repository / "config.json").write_text("{}")
+    commands(repository, ["add", "config.json"], ["commit", "-qm", "A model"])
+    folder = fake_git(tmp_path / "bin", f'echo "$@" >> {calls}\nexec {real} "$@"')
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert text_at("HEAD", Path("config.json")) == "{}"
+    lines = calls.read_text().splitlines()
+    assert lines
+    for setting in ("safe.bareRepository=explicit", "protocol.allow=never", "core.fsmonitor=false", "core.hooksPath="):
+        assert all(f"-c {setting}" in line for line in lines), (setting, lines)
+
+
 def test_a_damaged_repository_is_not_replaced_by_the_folder_itself(
     mark: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ SPARSE: dict[str, tuple[bytes, str]] = {
     "a tensor's name of 12 GiB": (gguf_start(1, 0) + struct.pack("<Q", HUGE), "tensor name: 12,884,901,888 bytes"),
     "2^40 tensors": (gguf_start(2**40, 0), "1,099,511,627,776 tensors"),
     "220,000 tensors of nothing": (gguf_start(220_000, 0), "a tensor has no name"),
+    "10,001 entries of nothing": (gguf_start(0, 10_001), "0 tensors and 10,001 metadata entries; expected at most"),
     "10,000 entries of nothing": (gguf_start(0, 10_000), "two metadata entries are called"),
 }
 

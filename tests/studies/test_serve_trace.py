@@ -11,6 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.questions.traces import MOST_REQUESTS, read_trace
+from tests.bounds import bounded
 
 MODEL = ("llama3.1-8b", "--hardware", "h100")
 LOAD = (*MODEL, "--input", "2k", "--output", "512", "--concurrency", "16", "--tp", "1")
@@ -182,3 +183,15 @@ def test_drafts_that_are_refused(run: Any, words: tuple[str, ...], message: str)
 def test_a_draft_model_runs_in_one_stage(run: Any) -> None:
     words = (*LOAD[:-1], "1", "--pp", "2", "--draft", "llama3.2-1b", "--acceptance", "0.7")
     assert serve(run, *words, code=1)["why_not"] == {"a draft model beside stages is not modelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [((), 2), (("--tp", "8", "--devices", "8"), 0)], ids=["every server", "one server"]
+)
+def test_a_trace_of_the_most_requests_is_answered_or_refused_in_seconds(
+    trace: Any, words: tuple[str, ...], code: int
+) -> None:
+    file = trace(requests(20.0, MOST_REQUESTS))
+    done = bounded("serve", *MODEL, "--trace", file, *words, timeout=15)
+    assert done.returncode == code, done.stderr
+    assert ("--trace: its servers take more than 400,000 steps to simulate" in done.stderr) == (code == 2)

@@ -212,6 +212,9 @@ class Chunk(TrainingRun):
 MOST_MICROBATCHES = 1024
 """The most micro-batches of a step that are replayed: a rank has buffers or at least the loss of each of them."""
 
+MOST_FORWARD_PASSES = 2 * MOST_MICROBATCHES
+"""The most forward passes of a rank that are replayed: of each micro-batch one per chunk of its layers (`--vpp`)."""
+
 
 class RankRun:
     """The training steps of one rank.
@@ -230,11 +233,12 @@ class RankRun:
         workspace: int = 0,
     ) -> None:
         self.check(layout)
-        if training_config.microbatches > MOST_MICROBATCHES:
+        most = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
+        if training_config.microbatches > most:
             what_runs, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
                 f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
-                f"micro-batch, and all are replayed; expected at most {MOST_MICROBATCHES:,}"
+                f"micro-batch, and all are replayed; expected at most {most:,}"
             )
         coordinates = layout.coordinates(rank)
         self.layout: Layout = layout

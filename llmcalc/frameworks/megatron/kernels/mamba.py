@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ....algebra import Number, exact_div
 from ....flow.program import Alternatives, Scope, Step
 from ....ops import ChunkedScan
+from ....parallel.layout import ImpossibleLayout
 from ....simulator.autograd import record
 from ....simulator.published import mamba_ssm
 from ....simulator.strides import Shape
@@ -54,6 +55,11 @@ class MambaKernels(LatentKernels):
             max(1, ranks // groups),
             max(1, groups // ranks),
         )  # copies of a group; groups of this rank
+        if op.heads % ranks or max(groups, ranks) % min(groups, ranks):
+            raise ImpossibleLayout(
+                f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {groups} groups of Mamba-2; "
+                "expected fewer"
+            )
         if ranks > 1:
             part_widths = (inner_width, inner_width, groups * op.state, groups * op.state, op.heads)
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, group_copies)
