@@ -50,7 +50,7 @@ SERVER_COLUMNS = (
     Column("devices", "devices", units.exact),
     *SHARED_COLUMNS,
     *RATE_COLUMNS,
-    Column("keeps", "limits", justify="left", verdict=True),
+    Column("keeps", "kept", justify="left", verdict=True),
 )
 
 TRACE_COLUMNS = (
@@ -60,7 +60,7 @@ TRACE_COLUMNS = (
     Column("ttft_90", "TTFT p90", text_of),
     Column("tpot_90", "TPOT p90", text_of),
     *RATE_COLUMNS,
-    Column("keeps", "limits", justify="left", verdict=True),
+    Column("keeps", "kept", justify="left", verdict=True),
 )
 """Columns of servers that serve a trace: percentiles of its requests, each with its range."""
 

@@ -210,7 +210,7 @@ OF_NO_CLASS: dict[str, tuple[Any, ...]] = {
     "swa_v_head_dim": (128,),
     "summary_proj_to_labels": (True,),
     "summary_use_proj": (True,),
-    "tie_word_embeddings": (False,),
+    "tie_word_embeddings": (False, True),
     "type_vocab_size": (2,),
     "use_qk_norm": (True,),
     "use_routing_bias": (True,),

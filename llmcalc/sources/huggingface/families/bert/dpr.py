@@ -34,7 +34,7 @@ def _dpr(config: Config) -> Table:
 FAMILIES = {
     "dpr": Family(
         _dpr,
-        {**COMMON, "type_vocab_size": 2, "projection_dim": 0, "tie_word_embeddings": None},
+        {**COMMON, "type_vocab_size": 2, "projection_dim": 0, "tie_word_embeddings": True},
         OLD,
         modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
         quirks=Quirks(makes_mask=EVERY),
