@@ -127,6 +127,7 @@ def _reference_class() -> type[nn.Module]:
                 mean = y.mean(-1, keepdim=True)
                 scaled = centered = y - mean
                 y = y - mean if self.float32_product and self.weight is not None else centered
+                del mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
             normed: torch.Tensor = (
                 (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)

@@ -23,7 +23,7 @@ from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
-from ..parallel.search import Search, check_depth, search
+from ..parallel.search import NO_REPLICAS, Search, check_depth, search
 from ..timing.spread import TIE, Range
 from .run_time import TimeSettings, TrainingTimes
 
@@ -477,7 +477,8 @@ def plan(
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
         none.
-    Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
+    Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica beside
+    `--zero` holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
     candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
@@ -523,7 +524,8 @@ def plan(
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
-        reason = layouts.errors.get(max(result.refused, key=result.refused.__getitem__))
+        counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
+        reason = layouts.errors.get(max(counted, key=counted.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
     if refused_candidates or too_large:

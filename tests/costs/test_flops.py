@@ -314,8 +314,18 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
     return counter.get_total_flops()
 
 
+def shares_entries(spec: ModelSpec) -> bool:
+    """Whether layers read entries of lower layers: those of the reference would be of later ones when they run again."""
+    blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.groups())
+    return any(getattr(block.attention, "entries_shared", False) for block in blocks)
+
+
 @pytest.mark.parametrize(
-    "name", sampled({name: name for name in CHECKPOINTED}, lambda name: verbs_of(CHECKPOINTED[name]))
+    "name",
+    sampled(
+        {name: name for name in CHECKPOINTED if not shares_entries(CHECKPOINTED[name])},
+        lambda name: verbs_of(CHECKPOINTED[name]),
+    ),
 )
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]

@@ -178,7 +178,7 @@ def test_a_sequence_that_a_model_could_not_run_is_told(run: Any) -> None:
     [
         (("-", "-"), "TARGET: '-' is given more than once"),
         (("--git", "nowhere", "small/config.json"), "--git nowhere: there is no such commit, branch or tag here"),
-        (("--git", "--help", "small/config.json"), "--git --help: expected a commit"),
+        (("--git", "--help", "small/config.json"), "--git: expects a value before --help"),
         (("--git", "HEAD", "small"), "small: with --git expected a file"),
         (("--git", "HEAD", "other/config.json"), "other/config.json: exists neither here nor in HEAD"),
         (("--git", "HEAD", "small/config.json", "--set", "vocab_size=5"), "--set: the files are compared as they are"),

@@ -242,7 +242,7 @@ def test_jet_nemotron_caches_what_its_layers_keep() -> None:
 
 def test_memory_of_jet_nemotron_is_refused() -> None:
     for phase in ("prefill", "decode", "training"):
-        with pytest.raises(InputError, match=r"convolution: no kernels for a convolution with filters of each token"):
+        with pytest.raises(InputError, match=r"filters of each token \(jet_block\) is not modelled"):
             llmcalc.memory(JET_NEMOTRON["2B"][0], phase=phase).report()
 
 

@@ -416,8 +416,8 @@ def _reference_class() -> type[nn.Module]:
             size, tokens = blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % size
             best = nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
-            own = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
-            best = best.scatter(-1, own[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
+            blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            best = best.scatter(-1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
             ranked = best.sort(dim=-1, descending=True, stable=True).indices
             forward_pass.memo["candidate blocks"] = ranked[..., : blocks.candidate_topk_blocks]
 

@@ -377,14 +377,16 @@ def every_nth_full(depth: int, n: int) -> list[str]:
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
 
-    The list may go on with the layers of multi-token prediction. Raises `InputError` for any other number of kinds.
+    The list `layer_types` may go on with the layers of multi-token prediction. Raises `InputError` for any other number
+    of kinds.
     """
     field_value = config.get(field)
     if field_value is None:
         return default
     names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
     predicting_layers = config.data.get("num_nextn_predict_layers")
-    lengths = (depth, depth + predicting_layers) if is_whole(predicting_layers) else (depth,)
+    goes_on = field == "layer_types" and is_whole(predicting_layers)
+    lengths = (depth, depth + predicting_layers) if goes_on else (depth,)
     if "" in names or len(names) not in lengths:
         raise config.wrong(
             field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)

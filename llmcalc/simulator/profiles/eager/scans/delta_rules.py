@@ -25,7 +25,11 @@ class DeltaRuleKernels(ScanModules):
     def refuse_dynamic_filters(self, operations: Steps) -> None:
         """Raises `Unsupported` for values whose convolution has filters of each token (JetBlock)."""
         if "conv1d" not in operations:
-            raise self.unsupported("no kernels for a convolution with filters of each token (jet_block)", "convolution")
+            raise self.unsupported(
+                "the memory of a convolution with filters of each token (jet_block) is not modelled; params, flops and "
+                "kv count this model",
+                "convolution",
+            )
 
     def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""

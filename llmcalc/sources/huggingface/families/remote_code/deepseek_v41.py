@@ -91,8 +91,8 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
             continue
         if i >= finder >= 0 and ratio != 1:
             raise config.wrong("compress_ratios", ratios, f"1 for layer {i}, at or above candidate_source_layer_id")
-        found = {"finds": blocks} if i == finder else {"candidates": blocks} if i > finder >= 0 else {}
-        layers.append(("full" if i in sources else "selecting", {**changes, "indexer": {**indexer, **found}}))
+        fields = {"finds": blocks} if i == finder else {"candidates": blocks} if i > finder >= 0 else {}
+        layers.append(("full" if i in sources else "selecting", {**changes, "indexer": {**indexer, **fields}}))
     return layers
 
 
