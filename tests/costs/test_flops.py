@@ -315,7 +315,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 
 
 def shares_entries(spec: ModelSpec) -> bool:
-    """Whether layers read entries of lower layers: those of the reference would be of later ones when they run again."""
+    """Whether layers read entries of lower layers, which would be those of later ones when they run again."""
     blocks = (block for _, stack in spec.stacks() for _, block, _, _ in stack.groups())
     return any(getattr(block.attention, "entries_shared", False) for block in blocks)
 
