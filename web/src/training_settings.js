@@ -5,12 +5,17 @@ import { DECLARED, ENGINES, FRAMEWORKS } from "./declared_settings.js";
 
 const READS = {
   number: ({ least, most }) => (text) => (/^\d{1,8}$/.test(text) && +text >= least && +text <= most ? +text : undefined),
-  numbers: () => (text) => (/^\d{1,4}(,\d{1,4})*$/.test(text) ? text.split(",").map(Number) : undefined),
+  numbers: () => (text) => (/^\d{1,4}(x\d{1,3})?(,\d{1,4}(x\d{1,3})?)*$/.test(text) ? text.split(",").flatMap(repeated) : undefined),
   flag: () => (text) => ({ true: true, false: false })[text],
   word: ({ of }) => (text) => (of.includes(text) ? text : undefined),
   name: () => (text) => (/^[a-z0-9.-]{1,40}$/.test(text) ? text : undefined),
   decimal: ({ least, most }) => (text) => (/^\d{1,8}(\.\d{1,4})?$/.test(text) && +text >= least && +text <= most ? +text : undefined),
   count: () => (text) => (/^\d{1,6}(\.\d{1,3})?[kmbt]?$/i.test(text) && parseFloat(text) > 0 ? text.toUpperCase() : undefined),
+};
+/** `2x3` is 2, 2, 2, as --pp-layout takes it. */
+const repeated = (item) => {
+  const [value, times = 1] = item.split("x").map(Number);
+  return Array(times).fill(value);
 };
 const WRITES = { numbers: (value) => value.join(","), flag: null };
 
