@@ -53,8 +53,8 @@ class Norm(Component):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         for name in ("unit_offset", "float32_product"):
-            is_of_olmo = name == "float32_product" and self.type == "layernorm"
-            if getattr(self, name) and not self.weight and not is_of_olmo:
+            copies_input = name == "float32_product" and self.type == "layernorm"
+            if getattr(self, name) and not self.weight and not copies_input:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
         if self.scales_x and self.type != "rmsnorm":
             raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")

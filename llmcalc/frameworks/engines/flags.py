@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown, suggest
@@ -193,8 +194,13 @@ def spelled(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
+def keyword_of(spelling: str) -> str:
+    """Returns the Python keyword of a flag or an option, `max_model_len` for `--max-model-len`."""
+    return spelling.lstrip("-").replace("-", "_")
+
+
 def read_values(
-    title: str, flags: Sequence[Flag], values: Mapping[str, Any], instead: Mapping[str, str] | None = None
+    title: str, flags: Sequence[Flag], values: Mapping[str, Any], instead: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Returns the values of flags from Python keyword names, such as `max_model_len`.
 
@@ -202,20 +208,19 @@ def read_values(
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = by_name(flags)
-    fields = {flag_name.lstrip("-").replace("-", "_"): flag for flag_name, flag in flags_by_name.items()}
+    fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
+    options = {keyword_of(option): option for option in instead}
     field_values: dict[str, Any] = {}
     for flag_name, value in values.items():
-        option = next((option for option in instead or {} if option.lstrip("-").replace("-", "_") == flag_name), None)
-        if flag_name not in fields and instead and option is not None:
+        option = options.get(flag_name)
+        if flag_name not in fields and option is not None:
             if value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in instead[option].split()):
                     field_values[flag.field] = flag.read(_engine_value(option, flag, str(value)))
             continue
         if flag_name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
-            suggestion = suggest(
-                flag_name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings}
-            )
+            suggestion = suggest(flag_name, {keyword_of(spelling): spelling for spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
         if value is not None and value is not False:
@@ -310,7 +315,7 @@ def split_arguments(
             if name in instead:
                 if not equals_sign and not queue:
                     raise InputError(f"{name}: the value is missing")
-                values[name.lstrip("-").replace("-", "_")] = value if equals_sign else queue.popleft()
+                values[keyword_of(name)] = value if equals_sign else queue.popleft()
                 continue
             names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
             suggestion = suggest(spelled(name), names)
