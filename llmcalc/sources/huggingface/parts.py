@@ -385,8 +385,9 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         return default
     names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
     predicting_layers = config.data.get("num_nextn_predict_layers")
-    goes_on = field == "layer_types" and is_whole(predicting_layers)
-    lengths = (depth, depth + predicting_layers) if goes_on else (depth,)
+    lengths = {depth}
+    if field == "layer_types" and is_whole(predicting_layers):
+        lengths.add(depth + predicting_layers)
     if "" in names or len(names) not in lengths:
         raise config.wrong(
             field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)
