@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from .errors import InputError
-from .record import Record, Source
+from .record import FigureSource, Record
 from .units import DTYPE_NAMES
 
 PEAK_DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4")
@@ -127,7 +127,7 @@ class Hardware(Record):
     float16_accumulation_flops: dict[str, Amount] = {}
     tdp_watts: Amount | None = None
     configurations: tuple[Configuration, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FigureSource, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -202,7 +202,7 @@ class ListedHardware(Hardware):
     """An accelerator in llmcalc's own presets, which must name a vendor and its sources."""
 
     vendor: str = Field(min_length=1)
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[FigureSource, ...] = Field(min_length=1)
 
 
 Verdict: TypeAlias = Literal["fits", "tight", "no"]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Context, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
+from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
 from .components.output import ModelOutput, OutputPart
-from .components.runtime import Run
+from .components.runtime import ForwardPass
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
@@ -455,7 +455,7 @@ def _reference_class() -> type[nn.Module]:
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
             [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
-        mla, grouped_experts, expert_capacity: as in `Run`.
+        mla, grouped_experts, expert_capacity: as in `ForwardPass`.
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -468,24 +468,24 @@ def _reference_class() -> type[nn.Module]:
             self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
-                self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
+                self.unused_embedding = spec.unused_embedding.reference(ModelProperties(width), spec.vocab_size)
             if spec.embedding_size is not None and output_stack.input_size is None:
                 bias, neighbours = spec.embedding_projection_bias, spec.embedding_kernel or 1
                 self.embed_proj = nn.Linear(neighbours * width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
-                self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
+                self.encoder = spec.encoder.reference(ModelProperties(spec.encoder.hidden_size or hidden, causal=False))
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
-                self.decoder = spec.decoder.reference(Context(hidden, source_size=source_size))
+                self.decoder = spec.decoder.reference(ModelProperties(hidden, source_size=source_size))
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
-                stack_module = output_stack.reference(Context(hidden, causal=spec.encoder is None))
+                stack_module = output_stack.reference(ModelProperties(hidden, causal=spec.encoder is None))
                 for name, child in stack_module.named_children():
                     self.add_module(name, child)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
             for name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if component is not None:
-                    self.add_module(name, component.reference(Context(hidden), output_stack))
+                    self.add_module(name, component.reference(ModelProperties(hidden), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
@@ -493,19 +493,19 @@ def _reference_class() -> type[nn.Module]:
                 tied = spec.tied_projection
                 self.head_proj = Transposed(self.embed_proj) if tied else nn.Linear(hidden, mapped_width, bias=False)
             if spec.head.type == "classification":
-                self.classifier = spec.head.reference(Context(mapped_width or hidden))
+                self.classifier = spec.head.reference(ModelProperties(mapped_width or hidden))
             if spec.head.type == "projection":
-                self.projection = spec.head.reference(Context(mapped_width or hidden))
+                self.projection = spec.head.reference(ModelProperties(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
-                self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
+                self.lm_head = spec.head.reference(ModelProperties(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
                     tokens = spec.head.draft_vocab_size or spec.vocab_size
-                    self.proposal = spec.proposal.reference(Context(hidden), spec.vocab_size, tokens)
+                    self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, tokens)
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(Context(hidden), output_stack, output.weight)
+                    self.mtp = spec.mtp.reference(ModelProperties(hidden), output_stack, output.weight)
             for name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(name)
                 weight = module.weight
@@ -514,7 +514,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.towers:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
-                    self.towers.add_module(name, tower.reference(Context(hidden, causal=False)))
+                    self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
         @staticmethod
         def _mapped_back(spec: ModelSpec, output_stack: Stack) -> int | None:
@@ -551,7 +551,7 @@ def _reference_class() -> type[nn.Module]:
                 x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: Run) -> Tensor:
+        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: ForwardPass) -> Tensor:
             if not hasattr(self, "encoder"):
                 only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_pass)
                 return only_stack
@@ -560,7 +560,9 @@ def _reference_class() -> type[nn.Module]:
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
                 forward_pass.memory = self.encoder(
                     source_input if reads_features else self.embed(source_input),
-                    Run(grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity),
+                    ForwardPass(
+                        grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity
+                    ),
                 )
             out: Tensor = self.decoder(self.embed(ids), forward_pass)
             return out
@@ -580,7 +582,7 @@ def _reference_class() -> type[nn.Module]:
             expert_capacity: Fraction | None = None,
         ) -> Any:
             experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
-            run = Run(past=past, store=store, ids=ids, mla=mla, **experts)
+            run = ForwardPass(past=past, store=store, ids=ids, mla=mla, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)

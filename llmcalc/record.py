@@ -51,7 +51,7 @@ class Record(BaseModel):
         return values | dict.fromkeys(nones) if nones else values
 
 
-class Source(Record):
+class FigureSource(Record):
     """The source of published figures, such as a paper, a datasheet or a config.
 
     gives: the kind of facts (`config`, `paper`, `weights`).

@@ -7,7 +7,7 @@ import typer
 
 from .options import JunitOption, OfflineOption
 from .output import check_writable, write_whole
-from .target_options import Writing, takes_target
+from .target_options import OutputOptions, takes_target
 
 
 @takes_target
@@ -22,7 +22,7 @@ def command(
     ] = False,
     offline: OfflineOption = False,
     *,
-    output_options: Writing,
+    output_options: OutputOptions,
 ) -> None:
     """Check bounds on what models cost, for CI.
     On parameters, FLOPs, KV cache, memory; exit code 1 if a bound is broken.

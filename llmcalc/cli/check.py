@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .options import Target
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
@@ -20,8 +20,8 @@ def command(
     ],
     target: Target,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Compare the tensors of a checkpoint with a model. Only the header is read.
     Exit code 1 if they differ.

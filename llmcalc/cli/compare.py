@@ -8,7 +8,7 @@ from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
 from .hardware import accelerator_option
 from .options import CacheDtype, Seq, TargetsOrNone, size
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 MOST_ON_A_SCREEN = 3
 """Largest number of models that are shortened to a screen; more are printed as a list."""
@@ -27,8 +27,8 @@ def command(
     users: Annotated[int | None, size("--users", text="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Models side by side: sizes, ratios of sizes, cost per token.
     With more than a few, one row for each model.

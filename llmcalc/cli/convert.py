@@ -6,7 +6,7 @@ import typer
 
 from ..questions.listings import Written
 from .options import Output, Target, open_output
-from .target_options import Reading, takes_target
+from .target_options import TargetOptions, takes_target
 
 
 @takes_target
@@ -23,7 +23,7 @@ def command(
     ] = None,
     output: Output = None,
     *,
-    target_options: Reading,
+    target_options: TargetOptions,
 ) -> None:
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.

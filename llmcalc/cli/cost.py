@@ -11,7 +11,7 @@ from .layout_options import takes_layout
 from .options import TableOption, Target, count_option, size
 from .run_options import takes_settings
 from .serve_options import EngineName, Price
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 from .time_options import NicRate, Overlap, Stack
 
 
@@ -57,8 +57,8 @@ def command(
     nic: NicRate = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    writing_file: Writing,
+    target_options: TargetOptions,
+    writing_file: OutputOptions,
 ) -> None:
     """Days, device hours, energy and money of a run, with ranges.
     Of training on --tokens with the fastest layout that fits, or of serving --requests with the cheapest server.

@@ -8,7 +8,7 @@ import typer
 from ..errors import one_line
 from ..workload.lengths import MOST_CONTEXT
 from .options import CacheDtype, TableOption, Targets, size
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
@@ -42,8 +42,8 @@ def command(
     kv_dtype: CacheDtype = "bf16",
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """What changes from one model to another, or since a commit.
     Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.

@@ -15,7 +15,7 @@ from .help import Command
 if TYPE_CHECKING:
     from ..questions.engines import EngineQuestion
     from ..reports.answer import ReportedAnswer
-    from .target_options import Reading, Writing
+    from .target_options import OutputOptions, TargetOptions
 
 VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
@@ -139,8 +139,8 @@ def show_servers(
     hardware: str | None,
     quantize: str | None,
     receipt: str | None,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
     table: str | None,
 ) -> None:
     """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.

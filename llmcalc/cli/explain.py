@@ -10,7 +10,7 @@ from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
 from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 NodeArgument: TypeAlias = Annotated[
     str | None,
@@ -66,8 +66,8 @@ def command(
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
     with_mtp: WithMtp = False,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""

@@ -6,7 +6,7 @@ import typer
 
 from .hardware import accelerator_option
 from .options import TableOption, TargetOrNone
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
@@ -33,8 +33,8 @@ def command(
     ] = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Compare what a log prints of memory with what is computed.
     Names the term that is off or in the way, and the flag that changes it. Of vLLM, SGLang, TensorRT-LLM, llama.cpp,

@@ -14,7 +14,7 @@ from .hardware import accelerator_option
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 class COMMAND(EngineCommand):
@@ -59,8 +59,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Whether a run fits, and changes that make it fit.
     With --devices: the best layout and the fewest devices. Of training with --phase training or an option of training.

@@ -28,7 +28,7 @@ from .options import (
     phase_option,
     size,
 )
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (
     f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "
@@ -87,8 +87,8 @@ def command(
     rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """FLOPs of one pass by component, in total and per token.
     Matrix multiplications only; the total under full and under causal pairs.

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from .target_options import Writing, takes_target
+from .target_options import OutputOptions, takes_target
 
 
 def complete_name(incomplete: str) -> list[str]:
@@ -40,7 +40,7 @@ Names = Annotated[
 
 
 @takes_target
-def command(names: Names = None, *, output_options: Writing) -> None:
+def command(names: Names = None, *, output_options: OutputOptions) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.
     """

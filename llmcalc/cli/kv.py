@@ -15,7 +15,7 @@ from .hardware import accelerator_option
 from .input_options import takes_inputs
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, size
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (
     f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
@@ -44,8 +44,8 @@ def command(
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.

@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..questions.locks import LOCK_FILE
 from .options import AllowUnknown, NotesOption, OfflineOption, Output, open_output
-from .target_options import Reading, Writing
+from .target_options import OutputOptions, TargetOptions
 
 LockFormat: TypeAlias = Literal["table", "json", "csv", "markdown", "cyclonedx"]
 
@@ -46,7 +46,7 @@ def command(
     """
     from ..questions.locks import ask_lock, ask_lock_check
 
-    target_options = Reading(allow_unknown=allow_unknown)
+    target_options = TargetOptions(allow_unknown=allow_unknown)
     chosen_targets = targets or []
     if check:
         if len(chosen_targets) > 1:
@@ -54,7 +54,7 @@ def command(
         if fmt == "cyclonedx":
             raise InputError("--format cyclonedx: lists models; expected no --check")
         answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
-        Writing(notes, fmt or "table", output).show(answer.report())
+        OutputOptions(notes, fmt or "table", output).show(answer.report())
         if not answer.ok:
             raise typer.Exit(1)
         return
@@ -62,7 +62,7 @@ def command(
         raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
     answer = ask_lock(chosen_targets, target_options.load)
     if fmt != "cyclonedx":
-        Writing(notes, fmt or "json", output).show(answer.report())
+        OutputOptions(notes, fmt or "json", output).show(answer.report())
         return
     from ..reports.cyclonedx import bill_of_materials
 

@@ -25,7 +25,7 @@ from .layout_options import takes_layout
 from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given
 from .output import remark
 from .run_options import CublasWorkspace, takes_settings
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 HARDWARE_HELP = (
     "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
@@ -73,8 +73,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Memory of a device, by kind and over time.
     Weights, cache, gradients, optimizer states and activations, and the accelerators on which they fit; of many

@@ -10,7 +10,7 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from .layout_options import takes_rank
 from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_rank
@@ -30,8 +30,8 @@ def command(
     ] = False,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Parameters by component: total, active, embedding.
     For a checkpoint (.safetensors, .gguf): the tensors in its header.

@@ -11,7 +11,7 @@ from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 from .time_options import Calibrate, NicRate, Overlap, Stack
 
 
@@ -52,8 +52,8 @@ def command(
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Layouts over many devices that fit, the best first.
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.

@@ -7,7 +7,7 @@ import typer
 from ..questions.listings import SORTS
 from ..studies.selection import Selection
 from .options import complete_target
-from .target_options import Writing, takes_target
+from .target_options import OutputOptions, takes_target
 
 Names = Annotated[
     list[str] | None,
@@ -41,7 +41,7 @@ def command(
     stale: Stale = False,
     *,
     selection: Selection,
-    output_options: Writing,
+    output_options: OutputOptions,
 ) -> None:
     """Models that come with llmcalc, and their published figures.
     With names: aliases, sources, settings, assumptions.

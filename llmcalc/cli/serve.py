@@ -4,7 +4,7 @@ import typer
 
 from .options import TableOption, Target
 from .serve_options import ServerValues, serve_answer, takes_server
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_server
@@ -14,8 +14,8 @@ def command(
     values: ServerValues,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    writing_file: Writing,
+    target_options: TargetOptions,
+    writing_file: OutputOptions,
 ) -> None:
     """Servers under load: TTFT, TPOT, tokens/s and the price of a token.
     Every layout that fits by the engine's own rule, the Pareto front, and the cheapest server that keeps the limits.

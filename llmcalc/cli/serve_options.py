@@ -11,7 +11,7 @@ import typer
 from .hardware import OneAccelerator
 from .options import size
 from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
-from .target_options import Reading
+from .target_options import TargetOptions
 from .time_options import Calibrate, NicRate, Stack
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def takes_server(command: CommandFunction) -> CommandFunction:
     return replace_parameter("values", SERVER_OPTIONS, dict)(command)
 
 
-def serve_answer(target: str, values: ServerValues, target_options: Reading) -> ReportedAnswer:
+def serve_answer(target: str, values: ServerValues, target_options: TargetOptions) -> ReportedAnswer:
     """Returns the answer of `serve`."""
     from ..questions.serving import ServeOptions, ask_serve
     from ..sources.hardware import find_hardware

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
@@ -51,7 +51,7 @@ def command(
     allow_unknown: AllowUnknown = False,
     offline: OfflineOption = False,
     *,
-    output_options: Writing,
+    output_options: OutputOptions,
 ) -> None:
     """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
     from ..questions.comparisons import ShapeQuestion
@@ -59,7 +59,7 @@ def command(
     question = ShapeQuestion(
         params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
     )
-    target_options = Reading(overrides, None, allow_unknown)
+    target_options = TargetOptions(overrides, None, allow_unknown)
     answer = question.answer(
         target, target_options.load, overrides or (), literature=literature, flat=output_options.fmt == "csv"
     )

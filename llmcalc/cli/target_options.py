@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..sources.preset import Preset
 
 
-class Reading(NamedTuple):
+class TargetOptions(NamedTuple):
     """The options with which a TARGET is read.
 
     overrides: `path=value` of `--set`.
@@ -65,10 +65,10 @@ class Reading(NamedTuple):
 
     def load_draft(self, target: str | None) -> Preset | None:
         """Reads a draft model, without the options that change the TARGET; None without a draft model."""
-        return None if target is None else Reading(allow_unknown=self.allow_unknown).load(target)
+        return None if target is None else TargetOptions(allow_unknown=self.allow_unknown).load(target)
 
 
-class Writing(NamedTuple):
+class OutputOptions(NamedTuple):
     """The options with which an answer is written.
 
     notes: whether all rows and notes are printed.
@@ -112,7 +112,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
             "allow_unknown": OptionOfCommand(AllowUnknown, False),
             "offline": OptionOfCommand(OfflineOption, False),
         },
-        lambda chosen: Reading(*(chosen[name] for name in Reading._fields)),
+        lambda chosen: TargetOptions(*(chosen[name] for name in TargetOptions._fields)),
     ),
     "selection": (
         {
@@ -130,7 +130,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
             "fmt": OptionOfCommand(FormatOption, "table"),
             "output": OptionOfCommand(Output, None),
         },
-        lambda chosen: Writing(**chosen),
+        lambda chosen: OutputOptions(**chosen),
     ),
     "writing_file": (
         {
@@ -138,7 +138,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
             "fmt": OptionOfCommand(FormatOption, "table"),
             "output_file": OptionOfCommand(OutputFile, None),
         },
-        lambda chosen: Writing(*chosen.values()),
+        lambda chosen: OutputOptions(*chosen.values()),
     ),
 }
 """Parameter of a command → (options that replace it, function that combines their values).

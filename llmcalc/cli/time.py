@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .options import TableOption
-from .target_options import Writing, takes_target
+from .target_options import OutputOptions, takes_target
 from .time_options import TimedRun, takes_timed_run
 
 
@@ -27,7 +27,7 @@ def command(
     ] = None,
     table: TableOption = None,
     *,
-    output_options: Writing,
+    output_options: OutputOptions,
 ) -> None:
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.

@@ -20,7 +20,7 @@ from .layout_options import layout_options
 from .options import TargetOrNone, WithMtp, is_given, size
 from .run_options import settings_options
 from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
-from .target_options import OPTIONS, Reading
+from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
     from ..questions.runs import RunQuestion
@@ -139,7 +139,7 @@ class TimedRun:
     values: Mapping[str, Any]
     target: str | None
     include: frozenset[str]
-    target_options: Reading
+    target_options: TargetOptions
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:

@@ -11,7 +11,7 @@ from ..witnesses.run import Witness
 from .layout_options import takes_layout
 from .options import JunitOption, TableOption, TargetsOrNone, size
 from .output import check_writable, write_whole
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_layout
@@ -53,8 +53,8 @@ def command(
     junit_file: JunitOption = None,
     table: TableOption = None,
     *,
-    target_options: Reading,
-    output_options: Writing,
+    target_options: TargetOptions,
+    output_options: OutputOptions,
 ) -> None:
     """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache, memory; exit code 1 on any mismatch.

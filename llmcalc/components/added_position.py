@@ -10,7 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Context, PartWitness, Positions
+from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions
 from .rotation import angles_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Learned(Component):
         value, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
         return value
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["learned"](self, model_properties.hidden_size)
 
     @classmethod
@@ -63,7 +63,7 @@ class Sinusoidal(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.added_sinusoids(x.rows, *x.axes)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["sinusoidal"](model_properties.hidden_size)
 
     @classmethod

@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BeforeStrides, Multiple
 from ..workload.rows import SOURCE
-from .base import LARGEST, Context, Width
+from .base import LARGEST, ModelProperties, Width
 from .norm import Norm
 from .stem import Stem
 
@@ -74,7 +74,7 @@ class SubsamplingStem(Stem):
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
         return batch, 2 ** len(self.conv_kernel_sizes) * encoder_positions, self.num_mel_bins
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _subsampling_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -112,7 +112,7 @@ class WaveformStem(Stem):
         """Returns the shape of the stem's input: [batch, samples]."""
         return batch, 384 * encoder_positions + 511
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _waveform_class()(model_properties.hidden_size)
 
     @classmethod

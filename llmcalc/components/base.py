@@ -127,7 +127,7 @@ class Part(Record):
 
 
 @frozen(slots=True)
-class Context:
+class ModelProperties:
     """The properties of the surrounding model that a component's PyTorch reference needs.
 
     hidden_size: the width of the residual stream.
@@ -180,7 +180,7 @@ class Component(Part):
             """Records the operations that compute the component's output, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, model_properties: Context) -> "nn.Module":
+        def reference(self, model_properties: ModelProperties) -> "nn.Module":
             """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 

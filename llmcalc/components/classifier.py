@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, PartWitness
+from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
 from .head_transform import Transform
 from .networks.feed_forward import activate
 from .norm import Norm
@@ -66,7 +66,7 @@ class Classifier(Component):
     def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _classifier_class()(self, model_properties)
 
     @classmethod
@@ -89,7 +89,7 @@ def _classifier_class() -> type[nn.Module]:
         Only the first position is classified if `over` is `sequence`.
         """
 
-        def __init__(self, spec: Classifier, model_properties: Context) -> None:
+        def __init__(self, spec: Classifier, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden = spec, model_properties.hidden_size
             if spec.transform is not None:

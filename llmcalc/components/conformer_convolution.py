@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, Flag, Kernel, Part, Width
+from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import vector
@@ -97,7 +97,7 @@ class ConformerConvolution(Part):
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
         return recorder.linear(name, x, *out, bias=self.bias)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
 
@@ -152,7 +152,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.separable:
                 self.pointwise = self._projection(conv_width, width)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(Context(width))
+                self.norm = spec.norm.reference(ModelProperties(width))
             if spec.batch_norm:
                 self.norm = BatchNorm(width)
             self.out_proj = self._projection(width, width)

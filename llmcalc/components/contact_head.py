@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Context, PartWitness, TokenMixer
+from .base import BY_TORCH, ModelProperties, PartWitness, TokenMixer
 from .output import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ContactHead(OutputPart):
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return recorder.linear("", maps, Axis("one", 1), bias=True)
 
-    def reference(self, model_properties: Context, stack: Stack) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, stack: Stack) -> nn.Module:
         """Builds a linear layer that no forward pass calls."""
         from torch import nn
 

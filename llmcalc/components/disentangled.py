@@ -23,10 +23,10 @@ from ..workload.derived_rows import Table
 from .base import (
     BY_TORCH,
     AttentionPosition,
-    Context,
     Flag,
     Kernel,
     LayerParts,
+    ModelProperties,
     PartWitness,
     Positions,
     StackPart,
@@ -34,7 +34,7 @@ from .base import (
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .runtime import Run
+from .runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -127,7 +127,7 @@ class Disentangled(AttentionPosition):
             recorder.hold(bias=bias_sum)
         return bias_sum
 
-    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["disentangled"](self, model_properties.hidden_size, heads, head_dim)
 
 
@@ -159,7 +159,7 @@ class RelativeEmbedding(StackPart):
         rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
         return rows if self.norm is None else recorder.part("norm", self.norm, rows)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["table"](self, model_properties)
 
     @classmethod
@@ -213,7 +213,7 @@ class SideConvolution(StackPart):
         recorder.hold(beside=convolution_output)
         return recorder.part("norm", self.norm, recorder.add(x if after is None else after, convolution_output))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["convolution"](self, model_properties)
 
     @classmethod
@@ -229,7 +229,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TableReference(nn.Module):
         """An embedding table. Returns all of its rows, [2·span, hidden]."""
 
-        def __init__(self, spec: RelativeEmbedding, model_properties: Context) -> None:
+        def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()
             self.table = nn.Embedding(2 * spec.span, model_properties.hidden_size)
             if spec.norm is not None:
@@ -242,7 +242,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ConvolutionReference(nn.Module):
         """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
 
-        def __init__(self, spec: SideConvolution, model_properties: Context) -> None:
+        def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act, width = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
@@ -282,7 +282,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
-        def _relative_positions(self, forward_pass: Run, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
             positions = forward_pass.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
@@ -295,7 +295,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
 
         def forward(
-            self, q: Tensor, k: Tensor, rows: Tensor, forward_pass: Run, query_map: nn.Linear, key_map: nn.Linear
+            self,
+            q: Tensor,
+            k: Tensor,
+            rows: Tensor,
+            forward_pass: ForwardPass,
+            query_map: nn.Linear,
+            key_map: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
             tokens, span = q.shape[-2], self.reach
             if self.spec.within_sequence:

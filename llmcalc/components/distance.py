@@ -21,10 +21,10 @@ from .base import (
     BY_TORCH,
     AttentionFields,
     AttentionPosition,
-    Context,
     Flag,
     Heads,
     LayerParts,
+    ModelProperties,
     Part,
     PartWitness,
     Positions,
@@ -32,7 +32,7 @@ from .base import (
     TokenMixer,
 )
 from .rotation import angles_of
-from .runtime import Run, vector
+from .runtime import ForwardPass, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +95,7 @@ class TransformerXL(AttentionPosition):
             by_content = recorder.add(q, content)
             return by_content, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
 
-    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
 
 
@@ -149,7 +149,7 @@ class LayerBias(Buckets, AttentionPosition):
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(table, q)
 
-    def reference(self, model_properties: Context, heads: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         return _reference_classes()["relative"](buckets, max_distance, heads, model_properties.causal)
 
@@ -202,7 +202,7 @@ class RelativeBias(Buckets, StackPart):
             recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return table
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         bias = _reference_classes()["relative"](
             buckets, max_distance, self.num_attention_heads, model_properties.causal
@@ -280,7 +280,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, forward_pass: Run, total_tokens: int) -> tuple[Tensor, Tensor]:
+        def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
             angles = forward_pass.computed_once(
                 ("distances", total_tokens),
                 lambda: angles_of(forward_pass.span(0, total_tokens, q.device), self.hidden_size, 10000.0),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from .base import Context, Positions, StackPart, Vocab, Width
+from .base import ModelProperties, Positions, StackPart, Vocab, Width
 from .norm import Norm
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Entities(StackPart):
             output = table if self.prediction == "tied" else None
             return recorder.linear("decoder", y, vocab, bias=True, weight=output)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -90,13 +90,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Entities, hidden: int, entity_width: int) -> None:
             super().__init__()
             self.dense = nn.Linear(hidden, entity_width)
-            self.norm = spec.norm.reference(Context(entity_width))
+            self.norm = spec.norm.reference(ModelProperties(entity_width))
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
     class EntitiesReference(nn.Module):
         """The tables of entities and the head; text without entities does not use them."""
 
-        def __init__(self, spec: Entities, model_properties: Context) -> None:
+        def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()
             hidden, entity_width = model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, entity_width)

@@ -15,7 +15,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
-from .base import Context, Width
+from .base import ModelProperties, Width
 from .norm import Norm
 from .stem import Stem
 
@@ -57,7 +57,7 @@ class FrameStem(Stem):
         """Returns the shape of the stem's input: [batch, samples]."""
         return batch, 4 * encoder_positions * self.frame_size
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import LOGITS, Rows
-from .base import BY_TORCH, Component, Context, Flag, PartWitness, Real, Vocab
+from .base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, Real, Vocab
 from .choice import only
 from .networks.feed_forward import activate
 
@@ -112,7 +112,7 @@ class LMHead(Component):
         logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
         return recorder.add(logits, recorder.linear("more_columns", other_features, vocab, rows=rows))
 
-    def reference(self, model_properties: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
         return _reference_class()(
             self, model_properties, self.draft_vocab_size or vocab_size, width or model_properties.hidden_size
@@ -140,7 +140,7 @@ def _reference_class() -> Callable[..., nn.Module]:
     class LMHeadReference(nn.Module):
         """The language-model head. x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
 
-        def __init__(self, spec: LMHead, model_properties: Context, vocab_size: int, width: int) -> None:
+        def __init__(self, spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> None:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
@@ -153,7 +153,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 self.bottleneck = nn.Linear(model_properties.hidden_size, bottleneck, bias=bias)
             self.dense = nn.Linear(bottleneck or model_properties.hidden_size, inner_width, bias=bias)
             if spec.transform.norm is not None:
-                self.norm = spec.transform.norm.reference(Context(inner_width))
+                self.norm = spec.transform.norm.reference(ModelProperties(inner_width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 logits = self.decoder(x)
             return logits
 
-    def build(spec: LMHead, model_properties: Context, vocab_size: int, width: int) -> nn.Module:
+    def build(spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> nn.Module:
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         return (

@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import Rows
-from .base import Context, Part
+from .base import ModelProperties, Part
 
 if TYPE_CHECKING:
     from typing import Self
@@ -73,7 +73,7 @@ class Clusters(Part):
             axes=(scored,),
         )
 
-    def reference(self, model_properties: Context, vocab_size: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, vocab_size)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Context, PartWitness, StackPart
+from .base import BY_TORCH, Component, ModelProperties, PartWitness, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class UnusedEmbedding(Component):
         """
         return recorder.table("", vocab, *x.axes)[0]
 
-    def reference(self, model_properties: Context, vocab_size: int = 1) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1) -> nn.Module:
         from torch import nn
 
         return nn.Embedding(vocab_size, model_properties.hidden_size)
@@ -62,7 +62,7 @@ class SecondStream(StackPart):
         """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""
         return recorder.vector("", *x.axes)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         import torch
 
         module: nn.Module = vector(torch.zeros(model_properties.hidden_size))

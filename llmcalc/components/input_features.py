@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, Context, StackPart
+from .base import LARGEST, ModelProperties, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,7 +58,7 @@ class InputFeatures(StackPart):
         recorder.hold(x=joined_embeddings)
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""
         return _reference_class()(self, model_properties.hidden_size)
 

@@ -17,11 +17,11 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
 from ..workload.rows import LOGITS
-from .base import Context, PartWitness
+from .base import ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
-from .runtime import Run, share_tensors
+from .runtime import ForwardPass, share_tensors
 from .stack import SHARED
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class MultiTokenPrediction(OutputPart):
         )
         return y
 
-    def reference(self, model_properties: Context, stack: Stack, output: Tensor) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, stack: Stack, output: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
@@ -154,7 +154,7 @@ def _reference_class() -> Callable[..., nn.Module]:
         """
 
         def __init__(
-            self, spec: MultiTokenPrediction, model_properties: Context, block: Layer, output: nn.Parameter
+            self, spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
         ) -> None:
             super().__init__()
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
@@ -167,21 +167,23 @@ def _reference_class() -> Callable[..., nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             embedded = token_embedding(ids)
             module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(module_input, Run(mla=mla, **experts))
+            out: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
         def forward(
             self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
-            """Runs all modules and returns the logits of each. experts: options of `Run` for the experts' rows."""
+            """Runs all modules and returns the logits of each. experts: `ForwardPass` options for the experts' rows."""
             predictions = []
             for module in self:
                 hidden, logits = module(hidden, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 
-    def build(spec: MultiTokenPrediction, model_properties: Context, block: Layer, output: nn.Parameter) -> nn.Module:
+    def build(
+        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
+    ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
         modules = PredictionReference(
             ModuleReference(spec, model_properties, block, output) for _ in range(module_count)

@@ -14,7 +14,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, Context, StackPart
+from .base import LARGEST, ModelProperties, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +46,7 @@ class NgramEmbedding(StackPart):
             total = recorder.add(total, recorder.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
         return total
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the tables and projections: token embeddings [batch, tokens, width] → same shape."""
         return _reference_class()(self, model_properties.hidden_size)
 

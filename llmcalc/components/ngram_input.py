@@ -16,9 +16,9 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, Component, Context, Kernel
+from .base import LARGEST, Component, Kernel, ModelProperties
 from .norm import Norm, norm_reference
-from .runtime import Run, state_class
+from .runtime import ForwardPass, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +75,7 @@ class NgramInput(Component):
         recorder.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
         return recorder.add(gated, recorder.act(convolved, "silu"))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
 
@@ -105,7 +105,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.conv_state: Any = state_class()()
 
-        def _convolved_tokens(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _convolved_tokens(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
             convolved: Tensor = self.conv1d(inputs).transpose(1, 2)
             return convolved
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = self.spec.streams
             ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
             vectors = self.embedding(ids).flatten(2)

@@ -16,7 +16,7 @@ from ..algebra import Number
 from ..evidence import Witness
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Context, Flag, Real
+from .base import BY_TORCH, Component, Flag, ModelProperties, Real
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +77,7 @@ class Norm(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.norm("", x, self)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

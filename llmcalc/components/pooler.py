@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, PartWitness
+from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
 from .output import OutputPart
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Pooler(OutputPart):
             recorder.linear("out_proj", pooled_vector, Axis("labels", self.num_labels), bias=True)
         return pooled_vector
 
-    def reference(self, model_properties: Context, stack: Component | None = None) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, stack: Component | None = None) -> nn.Module:
         """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
         return _reference_class()(self, model_properties.hidden_size)
 

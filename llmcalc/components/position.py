@@ -12,7 +12,7 @@ from pydantic import Field
 from .base import BY_TORCH, AttentionPosition, Flag, HeadSizes, Part, PartWitness, Positions, Real, Standing, Unscalable
 from .choice import PartChoice
 from .rotation import rotate
-from .runtime import Run
+from .runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class Rope(AttentionPosition):
             rotated = self.rotary_size(head_sizes.head_dim)
             raise Unscalable(f"{head_sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
 
-    def rotated(self, x: Tensor, forward_pass: Run, start: int) -> Tensor:
+    def rotated(self, x: Tensor, forward_pass: ForwardPass, start: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `start`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs

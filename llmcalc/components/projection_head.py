@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Component, Context, Flag, Width
+from .base import Component, Flag, ModelProperties, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +37,7 @@ class ProjectionHead(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference()(self, model_properties)
 
     @classmethod
@@ -52,7 +52,7 @@ def _reference() -> type[nn.Module]:
     class ProjectionHeadReference(nn.Module):
         """The projection. x: [batch, tokens, hidden] → [batch, tokens, size]."""
 
-        def __init__(self, spec: ProjectionHead, model_properties: Context) -> None:
+        def __init__(self, spec: ProjectionHead, model_properties: ModelProperties) -> None:
             super().__init__()
             self.proj = nn.Linear(model_properties.hidden_size, spec.size, bias=spec.bias)
 

@@ -14,8 +14,8 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
-from .base import Context, Standing
-from .runtime import Run
+from .base import ModelProperties, Standing
+from .runtime import ForwardPass
 from .streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PromptTokens(ResidualStreams):
         table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
         return recorder.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
 
@@ -74,13 +74,13 @@ def _reference_class() -> type[nn.Module]:
             self.length = spec.prompt_length
             self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if forward_pass.past:
                 return x
             prompt = self.embed_prompts(torch.arange(self.length, device=x.device))
             return torch.cat([prompt.expand(x.shape[0], -1, -1), x], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x if forward_pass.past else x[:, self.length :]
 
     return PromptTokensReference

@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import FromZeros
 from ..workload.rows import LOGITS
-from .base import Context, Flag, Inner
+from .base import Flag, Inner, ModelProperties
 from .head import LMHead
 from .output import ModelOutput, OutputPart
 
@@ -107,7 +107,7 @@ class Proposal(OutputPart):
         recorder.linear("markov_w2", projected, proposed)
         return token
 
-    def reference(self, model_properties: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
         """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the term added to the logits."""
         return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed)
 

@@ -17,18 +17,18 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..flow.verbs.pairs import value_of_pairs
 from .base import (
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     Positions,
     StackPart,
     Standing,
     TokenMixer,
     Unscalable,
 )
-from .runtime import Run, apply_dropout
+from .runtime import ForwardPass, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +61,7 @@ class RelativeKeys(StackPart):
         keys, _ = recorder.table("", distances, dim, of=pairs, by="positions")
         return keys
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["keys"](self)
 
     @classmethod
@@ -118,7 +118,7 @@ class RelativeKeyAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, relative keys"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
@@ -169,7 +169,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.pairs, self.core = PairScores(), Core()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")

@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .runtime import Run, causal_conv_class, state_class
+from .runtime import ForwardPass, causal_conv_class, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +46,7 @@ def residual_convolution_class() -> type[nn.Module]:
             super().__init__()
             self.conv, self.conv_state = causal_conv_class()(width, kernel, False), state_class()()
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             convolved: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
             return convolved + x
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .runtime import Run
+from .runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,13 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(
-    x: Tensor, forward_pass: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
+    x: Tensor,
+    forward_pass: ForwardPass,
+    start: int,
+    dim: int,
+    theta: float,
+    inverse: bool = False,
+    concatenated: bool = False,
 ) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 

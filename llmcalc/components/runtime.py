@@ -21,7 +21,7 @@ def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
 
 
 @dataclass(eq=False)
-class Run:
+class ForwardPass:
     """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
@@ -164,7 +164,7 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = limit
 
-        def forward(self, forward_pass: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
+        def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if forward_pass.store is None:
                 return new_tensors
             cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
@@ -195,10 +195,10 @@ def state_class() -> type[nn.Module]:
         `keep(run, ...)` replaces them.
         """
 
-        def load(self, forward_pass: Run) -> tuple[Tensor, ...] | None:
+        def load(self, forward_pass: ForwardPass) -> tuple[Tensor, ...] | None:
             return None if forward_pass.store is None else forward_pass.store.get(self)
 
-        def keep(self, forward_pass: Run, *tensors: Tensor) -> None:
+        def keep(self, forward_pass: ForwardPass, *tensors: Tensor) -> None:
             if forward_pass.store is not None:
                 forward_pass.store[self] = tuple(
                     t.clone() for t in tensors
@@ -223,7 +223,7 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if kept_frames is None else kept_frames
 
-        def forward(self, x: Tensor, forward_pass: Run, state: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state.load(forward_pass)
             if stored_input is None:
@@ -243,7 +243,7 @@ def causal_conv_class() -> type[nn.Module]:
 
 
 def attention_mask(
-    forward_pass: Run,
+    forward_pass: ForwardPass,
     end: int,
     queries: int,
     keys: int,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context
+from .base import ModelProperties
 from .networks.feed_forward import FeedForward
 from .norm import Norm
-from .runtime import Run
+from .runtime import ForwardPass
 from .streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SelfConditioning(ResidualStreams):
         recorder.hold(y=y)
         return recorder.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
 
@@ -64,7 +64,7 @@ def _reference_class() -> type[nn.Module]:
     class Network(nn.Module):
         """The network with its norms; the mean embeddings are zeros here. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SelfConditioning, model_properties: Context) -> None:
+        def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
             self.pre_norm, self.mlp = (
                 spec.norm.reference(model_properties),
@@ -79,15 +79,15 @@ def _reference_class() -> type[nn.Module]:
     class Holder(nn.Module):
         """A module whose child module is registered in the stack's module."""
 
-        def __init__(self, spec: SelfConditioning, model_properties: Context) -> None:
+        def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
             self.self_conditioning = Network(spec, model_properties)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = self.self_conditioning(x)
             return out
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x
 
     return Holder

@@ -9,7 +9,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
-from .base import Context
+from .base import ModelProperties
 from .stem import Stem
 from .towers.subsampling import SpectrumConv, Subsampling
 
@@ -51,7 +51,7 @@ class SpectrumStem(Stem):
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
         return batch, self.frames_per_position * encoder_positions, self.subsampling.num_mel_bins
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         from torch import nn
 
         class SpectrumStemReference(nn.Module):

@@ -23,10 +23,10 @@ from .added_position import Learned
 from .base import (
     BY_TORCH,
     Component,
-    Context,
     Flag,
     HiddenSize,
     Layers,
+    ModelProperties,
     PartWitness,
     StackPart,
     Standing,
@@ -41,7 +41,7 @@ from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import Run, apply_dropout, share_tensors
+from .runtime import ForwardPass, apply_dropout, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -386,7 +386,7 @@ class Stack(Component):
             **role,
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -577,9 +577,11 @@ def _reference_class() -> type[nn.Module]:
     class StackReference(nn.Module):
         """The stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
-        def __init__(self, spec: Stack, model_properties: Context) -> None:
+        def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()
-            embedding_context = Context(spec.input_size or model_properties.hidden_size, model_properties.causal)
+            embedding_context = ModelProperties(
+                spec.input_size or model_properties.hidden_size, model_properties.causal
+            )
             if spec.stem is not None:
                 self.stem = spec.stem.reference(model_properties)
             if spec.vocab_size is not None:
@@ -630,7 +632,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
-        def _optional_modules(self, component: Component | None, model_properties: Context) -> tuple[Any, ...]:
+        def _optional_modules(self, component: Component | None, model_properties: ModelProperties) -> tuple[Any, ...]:
             """Builds a component's module as a tuple of one module, empty without the component.
 
             torch does not register modules in a tuple.
@@ -650,7 +652,7 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
             x = self.input_features(x) if hasattr(self, "input_features") else x
             x = self.ngram_embedding(x) if hasattr(self, "ngram_embedding") else x

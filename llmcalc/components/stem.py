@@ -14,7 +14,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE, Fixed, Rows
-from .base import BY_TORCH, Component, Context, PartWitness, Positions, Width
+from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,7 +85,7 @@ class ConvStem(Stem):
         y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
         return recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:

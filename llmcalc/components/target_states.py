@@ -16,9 +16,9 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, Flag, LayerParts, Width
+from .base import Flag, LayerParts, ModelProperties, Width
 from .norm import Norm, norm_reference
-from .runtime import Run, vector
+from .runtime import ForwardPass, vector
 from .streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class TargetStates(ResidualStreams):
         y = recorder.linear("fc", projected_states, hidden, bias=self.bias)
         return y if self.output_norm is None else recorder.part("output_norm", self.output_norm, y)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -130,7 +130,7 @@ def _reference_class() -> type[nn.Module]:
     class Projection(nn.Module):
         """The projection of target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: TargetStates, model_properties: Context) -> None:
+        def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
             hidden = model_properties.hidden_size
             self.states, self.size, self.joins = spec.states, spec.size or hidden, spec.start == "joined"
@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.state_norm is not None:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
-                self.joined_norm = spec.joined_norm.reference(Context(self.states * self.size))
+                self.joined_norm = spec.joined_norm.reference(ModelProperties(self.states * self.size))
             width = self.states * self.size + (hidden if self.joins else 0)
             self.fc = nn.Linear(width, hidden, bias=spec.bias)
             if spec.output_norm is not None:
@@ -157,16 +157,16 @@ def _reference_class() -> type[nn.Module]:
     class Holder(nn.Module):
         """A module whose child modules are registered in the stack's module."""
 
-        def __init__(self, spec: TargetStates, model_properties: Context) -> None:
+        def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
             self.target_states, self.start = Projection(spec, model_properties), spec.start
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected: Tensor = self.target_states(x)
             forward_pass.memo["target_states"] = projected
             return x if self.start == "embedding" else projected
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x
 
     return Holder

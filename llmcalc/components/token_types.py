@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Context, PartWitness, Positions, StackPart
+from .base import BY_TORCH, ModelProperties, PartWitness, Positions, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,7 +59,7 @@ class TokenTypes(StackPart):
                 x = recorder.add(x, row)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
         return _reference_class()(self, model_properties.hidden_size)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, HeadDim, Heads, Vocab
-from .runtime import Run
+from .base import HeadDim, Heads, ModelProperties, Vocab
+from .runtime import ForwardPass
 from .streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ValueEmbeddings(ResidualStreams):
         values, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return values
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
 
@@ -67,13 +67,13 @@ def _reference_class() -> type[nn.Module]:
             self.heads = spec.num_key_value_heads
             self.value_embeddings = nn.Embedding(spec.vocab_size, self.heads * spec.head_dim)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.ids is not None
             rows = self.value_embeddings(forward_pass.ids)
             forward_pass.memo["value_embeddings"] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return x
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x
 
     return ValueEmbeddingsReference

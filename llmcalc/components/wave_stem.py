@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BeforeStrides
 from ..workload.rows import SOURCE, Rows
-from .base import Context, Flag, Kernel, Part, Width
+from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .stem import Stem
@@ -104,7 +104,7 @@ class WaveStem(Stem):
             samples = (samples - 1) * convolution.stride + convolution.kernel
         return batch, samples
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -141,7 +141,7 @@ def _reference_class() -> type[nn.Module]:
     class WaveStemReference(nn.Module):
         """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
 
-        def __init__(self, spec: WaveStem, model_properties: Context) -> None:
+        def __init__(self, spec: WaveStem, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, channels, norm = spec, 1, Norm(type="layernorm")
             for i, convolution in enumerate(spec.convolutions):
@@ -151,8 +151,8 @@ def _reference_class() -> type[nn.Module]:
                 )
                 channels = convolution.channels
                 if i == 0 or spec.norms == "all":
-                    self.add_module(f"norm_{i}", norm.reference(Context(channels)))
-            self.proj_norm = norm.reference(Context(channels))
+                    self.add_module(f"norm_{i}", norm.reference(ModelProperties(channels)))
+            self.proj_norm = norm.reference(ModelProperties(channels))
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector(torch.zeros(model_properties.hidden_size))

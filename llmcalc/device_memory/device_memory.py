@@ -129,7 +129,7 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 """The tensors of a run whose parts are all compared with torch."""
 
 
-class Run(Protocol):
+class RecordReplay(Protocol):
     """Records replays of a model. Each replay has its own allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
@@ -178,7 +178,7 @@ def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> 
 
 def device_memory(
     spec: ModelSpec,
-    replays: Run,
+    replays: RecordReplay,
     cuda_runtime: Runtime,
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
@@ -272,7 +272,9 @@ class CountedRun:
     """
 
     @without_garbage_collection()
-    def __init__(self, spec: ModelSpec, replays: Run, cuda_runtime: Runtime, recompute_period: int = 1) -> None:
+    def __init__(
+        self, spec: ModelSpec, replays: RecordReplay, cuda_runtime: Runtime, recompute_period: int = 1
+    ) -> None:
         self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
@@ -315,7 +317,7 @@ class CountedRun:
         _add_encoders(result, unreplayed, encoders)
         return summarize(result, self.runtime, self.stacks, tensors, self.whole)
 
-    def _record_events(self, replays: Run) -> list[RepeatAnalysis]:
+    def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:

@@ -21,7 +21,16 @@ from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
 from .cuda_runtime import HOPPER, Runtime
-from .device_memory import TENSORS, CountedRun, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, with_evidence
+from .device_memory import (
+    TENSORS,
+    CountedRun,
+    DeviceMemory,
+    RecordReplay,
+    Term,
+    UnreplayedBytes,
+    check_layers,
+    with_evidence,
+)
 from .evidence import evidence_of_run
 from .host import host_terms
 from .inference import Inference, record_inference, shortened_rank
@@ -188,11 +197,11 @@ class Memory:
             training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
-    def _training_of(self, cuda_runtime: Runtime) -> Run:
+    def _training_of(self, cuda_runtime: Runtime) -> RecordReplay:
         training = self.training(cuda_runtime)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> Run:
+    def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [

@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, Source, Tokens
+from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, SourceTokens, Tokens
 from ..workload.run_config import RunConfig
 from .layout import Layout
 from .rank_program import RankFlow, has_copies, is_divided
@@ -370,4 +370,4 @@ def _has_whole_groups(operation: Step) -> bool:
 
 def has_tokens(rows: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
-    return isinstance(rows, (Tokens, Source)) or (isinstance(rows, Routed) and has_tokens(rows.of))
+    return isinstance(rows, (Tokens, SourceTokens)) or (isinstance(rows, Routed) and has_tokens(rows.of))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..record import Source
+from ..record import FigureSource
 from .document import Linked
 
 
-def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def source_data(sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
     """Returns sources as plain data, with dates as text."""
     return [source.model_dump(mode="json") for source in sources]
 
 
-def source_notes(sources: Sequence[Source], lists_facts: bool = True) -> list[str]:
+def source_notes(sources: Sequence[FigureSource], lists_facts: bool = True) -> list[str]:
     """Returns one note per source: the figures that it states, its address, and the date on which it was read.
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from ..characters import printable
 from ..errors import InputError, MissingExtra
 from ..model import ModelSpec
-from ..record import TEXT_SECTIONS, Record, Source
+from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import dtype as dtype_of
 from .names import normalized
 
@@ -98,7 +98,7 @@ class Preset(Record):
     released: str = Field(default="", pattern=r"^(\d{4}(-\d{2}){0,2})?$")
     dtype: str = "bfloat16"
     quantization_config: dict[str, Any] | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FigureSource, ...] = ()
     published: Published = Published.model_construct()
     training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
-from ..timing.price import QUANTIZED, Formats, Line, Pricing
+from ..timing.price import QUANTIZED, Formats, Line, PassTime
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_attention, with_overlap
@@ -220,7 +220,7 @@ class TimedRun:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         kernels: dict[str, Traffic] = {}
         for work in self.passes:
-            time_estimator = Pricing(self.device, self.stack, self.formats, work.rank_pass)
+            time_estimator = PassTime(self.device, self.stack, self.formats, work.rank_pass)
             for path, kernel in traffic(work, time_estimator):
                 kernels[path] = kernels[path] + kernel if path in kernels else kernel
         return kernels

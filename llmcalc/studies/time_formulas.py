@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
-from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, Pricing
+from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, PassTime
 from ..timing.records import FigureSource, Generation, generations
 from ..timing.stack import find_stack
 from ..timing.work import Kernel, RankPass, RankWork, rank_work
@@ -88,7 +88,7 @@ def time_formulas(
     software = find_stack(stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
-    time_estimator = Pricing(device_of(hardware), software, Formats(), rank_pass)
+    time_estimator = PassTime(device_of(hardware), software, Formats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
@@ -126,7 +126,7 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     )
 
 
-def _kernel_formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+def _kernel_formulas(time_estimator: PassTime, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
     for line in time_estimator.kernel_lines(kernel):
         compute, memory = _compute_formula(time_estimator, kernel, line), _memory_formula(time_estimator, kernel, line)
         bounds = [term for term in (compute, memory) if term]
@@ -152,7 +152,7 @@ def _kernel_formulas(time_estimator: Pricing, kernel: Kernel, repeat: int) -> It
         )
 
 
-def _compute_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _compute_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
     if not line.compute:
         return NOTHING
@@ -181,7 +181,7 @@ def _compute_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Te
     return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
 
 
-def _memory_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Term:
+def _memory_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _Term:
     """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
     if not line.memory:
         return NOTHING
@@ -196,7 +196,7 @@ def _memory_formula(time_estimator: Pricing, kernel: Kernel, line: Line) -> _Ter
     return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
 
 
-def _formula_source(time_estimator: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+def _formula_source(time_estimator: PassTime, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
     """Returns the sources of a formula's efficiency factors, with their evidence and the measurements behind it."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     fields = [
@@ -211,7 +211,7 @@ def _formula_source(time_estimator: Pricing, kernel: Kernel, compute: _Term, mem
     return "; ".join(dict.fromkeys(texts))
 
 
-def _reads_cache(time_estimator: Pricing, kernel: Kernel) -> bool:
+def _reads_cache(time_estimator: PassTime, kernel: Kernel) -> bool:
     """Whether a kernel is attention that reads a cache, or attention that keeps no scores in memory."""
     keeps_scores = time_estimator.stack.attention == "scores" and time_estimator.rank_pass.phase != "decode"
     return kernel.kind == "attention" and not keeps_scores

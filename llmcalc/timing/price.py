@@ -161,7 +161,7 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Pricing:
+class PassTime:
     """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 
     device: Device
@@ -411,4 +411,4 @@ def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
 
 def price(work: RankWork, device: Device, stack: Stack, formats: Formats) -> Priced:
     """Estimates the seconds of a rank's work."""
-    return Pricing(device, stack, formats, work.rank_pass).price(work)
+    return PassTime(device, stack, formats, work.rank_pass).price(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .price import Pricing
+from .price import PassTime
 from .work import Kernel, RankWork
 
 
@@ -34,7 +34,7 @@ class Traffic:
         return self.flops / self.seconds
 
 
-def traffic(work: RankWork, time_estimator: Pricing) -> Iterator[tuple[str, Traffic]]:
+def traffic(work: RankWork, time_estimator: PassTime) -> Iterator[tuple[str, Traffic]]:
     """Yields the kernels of an inference pass that compute products, each with its node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
@@ -57,7 +57,7 @@ def traffic(work: RankWork, time_estimator: Pricing) -> Iterator[tuple[str, Traf
         yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
 
 
-def attention_bytes(kernel: Kernel, time_estimator: Pricing) -> float:
+def attention_bytes(kernel: Kernel, time_estimator: PassTime) -> float:
     """Returns the bytes that fused attention moves: its cache, 16-bit queries, results and a prompt's new keys."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))

@@ -43,7 +43,7 @@ WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
-class Reading(NamedTuple):
+class AllocatorStatistics(NamedTuple):
     """The allocator's statistics in bytes. allocated: of current blocks. Other fields: peaks since the last restart."""
 
     allocated: int
@@ -63,7 +63,7 @@ class Statistics(Protocol):
     def restart(self) -> None:
         """Resets the peaks."""
 
-    def read(self) -> Reading:
+    def read(self) -> AllocatorStatistics:
         """Returns the statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
@@ -85,10 +85,10 @@ class Cuda:
     def restart(self) -> None:
         torch.cuda.reset_peak_memory_stats()
 
-    def read(self) -> Reading:
+    def read(self) -> AllocatorStatistics:
         torch.cuda.synchronize()
         counts = torch.cuda.memory_stats()
-        return Reading(
+        return AllocatorStatistics(
             counts["allocated_bytes.all.current"],
             counts["requested_bytes.all.peak"],
             counts["allocated_bytes.all.peak"],
@@ -119,7 +119,7 @@ class Measured:
     beside_bytes: int = 0
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def take(self, phase: str, reading: Reading) -> None:
+    def take(self, phase: str, reading: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
         for name, value in zip(peaks, reading[1:], strict=True):

@@ -53,7 +53,7 @@ class Tokens(Rows):
 TOKENS = Tokens("tokens")
 
 
-class Source(Rows):
+class SourceTokens(Rows):
     """The source tokens of an encoder-decoder, which the encoder reads before decoding begins."""
 
     __slots__ = ()
@@ -114,7 +114,7 @@ class Routed(Rows):
         return self.of.new(workload) * self.top_k
 
 
-SOURCE, LOGITS, SEQUENCES = Source("source"), Logits("logits"), Sequences("sequences")
+SOURCE, LOGITS, SEQUENCES = SourceTokens("source"), Logits("logits"), Sequences("sequences")
 
 ONCE = Rows("once", batched=False)
 """The rows of a value without rows, such as a trained vector."""

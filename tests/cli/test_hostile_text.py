@@ -32,7 +32,7 @@ import llmcalc
 from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
 from llmcalc.cli.output import write_whole
-from llmcalc.cli.target_options import Writing
+from llmcalc.cli.target_options import OutputOptions
 from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, text_of
 from llmcalc.reports.formats import WRITERS
 from llmcalc.reports.formats.html import html
@@ -523,7 +523,7 @@ def test_sources_of_presets_alone_stay_links(run: Any, folder: Path) -> None:
 )
 def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> None:
     table = Table("", [Column("a", "a"), Column("b", "b", text_of)], [Row([cell, Shown(cell, "x")])])
-    Writing(fmt="csv").show(Report({}, [table]))
+    OutputOptions(fmt="csv").show(Report({}, [table]))
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["target", "a", "b"], ["", shown, shown]]
 
 

@@ -14,7 +14,7 @@ import pytest
 import sympy
 import torch
 
-from llmcalc.components.base import Context
+from llmcalc.components.base import ModelProperties
 from llmcalc.components.towers import TOWERS, record
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
@@ -240,7 +240,7 @@ def rows_of(tower: Any, given: int) -> int:
 @pytest.mark.parametrize("example", Conformer.examples())
 @pytest.mark.parametrize("frames", [40, 41, 43, 160])
 def test_convolutions_leave_as_many_frames_as_the_reference(example: Conformer, frames: int) -> None:
-    out = example.reference(Context(24)).eval()(torch.randn(1, frames, example.subsampling.num_mel_bins))
+    out = example.reference(ModelProperties(24)).eval()(torch.randn(1, frames, example.subsampling.num_mel_bins))
     assert (rows_of(example, frames), example.output_width) == out.shape[1:]
 
 
@@ -254,7 +254,7 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
     first = Conformer.examples()[0]
     convs = tuple(c.model_copy(update={"kernel": kernel, "stride": stride}) for c in first.subsampling.convolutions)
     below = first.subsampling.model_copy(update={"convolutions": convs})
-    net = below.reference(Context(first.hidden_size)).eval()
+    net = below.reference(ModelProperties(first.hidden_size)).eval()
     seen: dict[str, int] = {}
     for name, module in net.named_children():
         if name.startswith("conv"):
@@ -270,7 +270,7 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
 def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
     p = example.patches
     pixels = torch.randn(1, p.num_channels, p.temporal_patch_size, 4 * p.patch_size, 3 * p.patch_size)
-    out = example.reference(Context(24)).eval()(pixels)
+    out = example.reference(ModelProperties(24)).eval()(pixels)
     pooled = getattr(example, "pooling", None) is not None  # the reference returns one pooled vector per image
     assert (1 if pooled else rows_of(example, 12), example.output_width) == out.shape[1:]
 
@@ -279,7 +279,7 @@ def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
 def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector) -> None:
     """Compares the rows for several images that are merged into one."""
     x = torch.randn(example.frames, 4 * 6, example.input_size)
-    out = example.reference(Context(24)).eval()(x, 6)
+    out = example.reference(ModelProperties(24)).eval()(x, 6)
     assert (1, rows_of(example, 4 * 6 * example.frames), example.output_width) == out.shape
 
 

@@ -19,7 +19,7 @@ from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.transformers import more_inputs
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
 from llmcalc.workload.derived_rows import Table
-from llmcalc.workload.rows import Fixed, Source
+from llmcalc.workload.rows import Fixed, SourceTokens
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
@@ -73,7 +73,7 @@ def shapes(file: str, every: bool) -> Iterator[tuple[str, dict[str, Any], ModelS
                 yield f"{cls}-{i}", config, spec
 
 
-CROSSED = (Source, Fixed)
+CROSSED = (SourceTokens, Fixed)
 """Rows of keys that belong to another sequence."""
 
 

@@ -27,7 +27,7 @@ from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY, Check
-from llmcalc.witnesses.gpu import Reading, compare_on_gpu
+from llmcalc.witnesses.gpu import AllocatorStatistics, compare_on_gpu
 from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
 from llmcalc.witnesses.storages import StorageTracker
 from tests.samples import in_one_test
@@ -280,9 +280,9 @@ class Modelled(StorageTracker):
     def restart(self) -> None:
         self.allocator.reset_peaks()
 
-    def read(self) -> Reading:
+    def read(self) -> AllocatorStatistics:
         found = self.allocator
-        return Reading(found.allocated, found.peak_requested, found.peak_allocated, found.peak_reserved)
+        return AllocatorStatistics(found.allocated, found.peak_requested, found.peak_allocated, found.peak_reserved)
 
     def outside_bytes(self) -> int:
         return 0

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from ...plots.pictures import kv_picture
 from ..options import CacheDtype, Targets
-from ..target_options import Reading, takes_target
+from ..target_options import TargetOptions, takes_target
 from .files import Picture, write
 
 
 @takes_target
-def command(targets: Targets, output: Picture, kv_dtype: CacheDtype = "bf16", *, target_options: Reading) -> None:
+def command(targets: Targets, output: Picture, kv_dtype: CacheDtype = "bf16", *, target_options: TargetOptions) -> None:
     """The KV cache of one sequence against its tokens."""
     write(kv_picture([target_options.load(target) for target in targets], kv_dtype), output)

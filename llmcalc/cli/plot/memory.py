@@ -12,7 +12,7 @@ from ...sources.hardware import find_all
 from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers
 from ..run_options import CublasWorkspace, takes_settings
-from ..target_options import Reading, takes_target
+from ..target_options import TargetOptions, takes_target
 from .files import Picture, write
 
 
@@ -36,7 +36,7 @@ def command(
     ] = None,
     cublas_workspace: CublasWorkspace = None,
     *,
-    target_options: Reading,
+    target_options: TargetOptions,
 ) -> None:
     """What fills the memory of one device, phase by phase."""
     include = included(with_mtp, with_towers)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ...optional import included
 from ...plots.pictures import params_picture
 from ..options import Targets, WithMtp, WithTowers
-from ..target_options import Reading, takes_target
+from ..target_options import TargetOptions, takes_target
 from .files import Picture, write
 
 
@@ -14,7 +14,7 @@ def command(
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     *,
-    target_options: Reading,
+    target_options: TargetOptions,
 ) -> None:
     """Where the parameters are: a bar for each model, by component."""
     include = included(with_mtp, with_towers)

@@ -8,7 +8,7 @@ import typer
 from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
 from ..options import size
-from ..target_options import Writing
+from ..target_options import OutputOptions
 from .files import picture_file, write
 
 
@@ -44,6 +44,6 @@ def command(
     if output is None:
         from ...reports.schedule import report
 
-        Writing(notes=True).show(report(layout, timetable))
+        OutputOptions(notes=True).show(report(layout, timetable))
         return
     write(schedule_picture(layout, timetable), output)

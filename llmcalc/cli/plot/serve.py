@@ -3,7 +3,7 @@ from __future__ import annotations
 from ...plots.pictures import serve_picture
 from ..options import Target
 from ..serve_options import ServerValues, serve_answer, takes_server
-from ..target_options import Reading, takes_target
+from ..target_options import TargetOptions, takes_target
 from .files import PictureFile, write
 
 
@@ -14,7 +14,7 @@ def command(
     output_file: PictureFile,
     values: ServerValues,
     *,
-    target_options: Reading,
+    target_options: TargetOptions,
 ) -> None:
     """Servers under load: the Pareto front of TPOT and tokens/s, and TPOT by the users, with its range.
     The options of a server are those of llmcalc serve; --output is the tokens of an answer.

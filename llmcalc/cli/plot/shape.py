@@ -6,7 +6,7 @@ import typer
 
 from ...plots.pictures import shape_picture
 from ..options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, Targets
-from ..target_options import Reading
+from ..target_options import TargetOptions
 from .files import Picture, write
 
 
@@ -21,5 +21,5 @@ def command(
     offline: OfflineOption = False,
 ) -> None:
     """Shapes with as many parameters, deep to wide."""
-    target_options = Reading(overrides, None, allow_unknown)
+    target_options = TargetOptions(overrides, None, allow_unknown)
     write(shape_picture([target_options.load(target) for target in targets], rows, seq, kv_dtype), output)

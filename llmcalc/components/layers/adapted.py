@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context
+from ..base import ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Block, Sharing
 from .gated_cross import GatedCrossLayer
 
@@ -39,7 +39,7 @@ class AdaptedLayer(Block):
             self.adapter.flow(recorder, x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(super().reference(model_properties), self, model_properties)
 
     @classmethod
@@ -63,14 +63,14 @@ def _reference_class() -> type[nn.Module]:
     class AdaptedReference(nn.Module):
         """The layer without the other encoder. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: Context) -> None:
+        def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, child in layer.named_children():
                 self.add_module(name, child)
             self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
             self.adapter = spec.adapter.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = self._layer[0].forward(x, forward_pass)
             return out
 

@@ -16,11 +16,11 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import Context, Flag, PartWitness, Width
+from ..base import Flag, ModelProperties, PartWitness, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
-from ..runtime import Run, apply_dropout
+from ..runtime import ForwardPass, apply_dropout
 from .block import Block, Sharing
 from .block import _reference_class as _block_reference_class
 
@@ -131,7 +131,7 @@ class AdapterLayer(Block):
             else self._normalize(recorder, "mlp_post_norm", x)
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -162,7 +162,7 @@ def _reference_class() -> type[nn.Module]:
     class Adapter(nn.Module):
         """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: AdapterLayer, model_properties: Context) -> None:
+        def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.adapter_act
             self.adapter_up_proj = nn.Linear(model_properties.hidden_size, spec.adapter_size)
@@ -182,7 +182,7 @@ def _reference_class() -> type[nn.Module]:
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
         """The layer with adapters. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: AdapterLayer, model_properties: Context) -> None:
+        def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             self.adapter_norm_kind, self.adds_normed = spec.adapter_norm, spec.normed_residual
             if spec.adapter_norm == "separate":
@@ -190,7 +190,7 @@ def _reference_class() -> type[nn.Module]:
             self.language = spec.default_language or spec.languages[0]
             self.adapters = Adapters({language: Adapter(spec, model_properties) for language in spec.languages})
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in self.order:
                 y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
                 is_network = name == self.network

@@ -16,9 +16,9 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import BY_TORCH, Component, Context, LaurelRank, LayerParts, PartWitness
+from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from ..streams import ResidualStreams
 from .block import Sharing
 from .per_layer import PerLayerGate
@@ -79,7 +79,7 @@ class AltUp(ResidualStreams):
             )
         return recorder.sum(x, hidden, mean=True) if merge else x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.altup_num_inputs, model_properties.hidden_size)
 
 
@@ -192,7 +192,7 @@ class AltUpLayer(WholeLayer):
                 recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
             )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -239,11 +239,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams: Tensor = self.streams_in(x)
             return streams
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             stream: Tensor = self.streams_out(x)
             return stream
 
@@ -253,7 +253,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return coefficients @ x
 
     class Predict(nn.Module):
-        def __init__(self, streams: int, norm: Norm, model_properties: Context) -> None:
+        def __init__(self, streams: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.streams, self.router_norm = streams, norm.reference(model_properties)
             self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
@@ -286,7 +286,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
     class Laurel(nn.Module):
-        def __init__(self, rank: int, norm: Norm, model_properties: Context) -> None:
+        def __init__(self, rank: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.left = nn.Linear(model_properties.hidden_size, rank, bias=False)
             self.right = nn.Linear(rank, model_properties.hidden_size, bias=False)
@@ -299,7 +299,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class AltUpLayerReference(nn.Module):
         """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: AltUpLayer, model_properties: Context) -> None:
+        def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
@@ -311,11 +311,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed = self.get_submodule("self_attn_pre_norm")(active_stream)

@@ -31,9 +31,9 @@ from ...workload.rows import SOURCE
 from ..base import (
     BY_TORCH,
     Component,
-    Context,
     Flag,
     HeadSizes,
+    ModelProperties,
     Network,
     Nothing,
     PartWitness,
@@ -47,7 +47,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, apply_dropout
+from ..runtime import ForwardPass, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -173,7 +173,7 @@ class Layer(Component):
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -319,7 +319,7 @@ class Block(Layer):
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{name}_post_norm", x, "idle")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -375,7 +375,7 @@ def _reference_class() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The standard layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Block, model_properties: Context) -> None:
+        def __init__(self, spec: Block, model_properties: ModelProperties) -> None:
             super().__init__()
             if spec.input_norm is not None:
                 self.input_norm = spec.input_norm.reference(model_properties)
@@ -385,7 +385,7 @@ def _reference_class() -> type[nn.Module]:
                 (spec.attention, model_properties),
                 (
                     spec.cross_attention,
-                    Context(
+                    ModelProperties(
                         model_properties.hidden_size,
                         model_properties.causal,
                         cross=True,
@@ -425,7 +425,7 @@ def _reference_class() -> type[nn.Module]:
             y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
             return self._normalize(f"{name}_residual_scale", x) + y
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._normalize("input_norm", x)
             start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:

@@ -17,12 +17,12 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, Flag, LayerParts
+from ..base import Component, Flag, LayerParts, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from ..streams import ResidualStreams
 from .block import Sharing
 from .whole_layer import WholeLayer
@@ -122,7 +122,7 @@ class BlockResidualLayer(WholeLayer):
             recorder.hold(x=x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return block_residual_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -164,7 +164,7 @@ class BlockResiduals(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return block_residual_classes()["streams"](self, model_properties)
 
 
@@ -208,7 +208,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         """
 
         def __init__(
-            self, norm: Norm, model_properties: Context, normed_values: bool = False, queries: int = 1
+            self, norm: Norm, model_properties: ModelProperties, normed_values: bool = False, queries: int = 1
         ) -> None:
             super().__init__()
             shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
@@ -226,7 +226,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BlockResidualLayer, model_properties: Context) -> None:
+        def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
             for name, component, block_count in (
@@ -239,7 +239,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
                 sums = forward_pass.memo["block_sums"][
@@ -257,15 +257,15 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         """Starts the list of residual sums, and mixes them after the last layer."""
 
-        def __init__(self, spec: BlockResiduals, model_properties: Context) -> None:
+        def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
             super().__init__()
             self.output_residual = Mix(spec.norm, model_properties, spec.normed_values)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             forward_pass.memo["block_sums"] = []
             return x
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
             output: Tensor = mixed
             return output

@@ -17,11 +17,11 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, HeadSizes, Unscalable, Width
+from ..base import Component, HeadSizes, ModelProperties, Unscalable, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run, apply_dropout
+from ..runtime import ForwardPass, apply_dropout
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -46,7 +46,7 @@ class InnerNetwork(Component):
         y = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _inner_reference_class()(self, model_properties)
 
     @classmethod
@@ -110,7 +110,7 @@ class BottleneckLayer(WholeLayer):
         recorder.hold(y=x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -135,12 +135,12 @@ def _inner_reference_class() -> type[nn.Module]:
     class InnerNetworkReference(nn.Module):
         """A network and the norm of its sum with its input. x: [batch, tokens, bottleneck] → same shape."""
 
-        def __init__(self, spec: InnerNetwork, model_properties: Context) -> None:
+        def __init__(self, spec: InnerNetwork, model_properties: ModelProperties) -> None:
             super().__init__()
             self.mlp = spec.feed_forward.reference(model_properties)
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = self.mlp_post_norm(x + self.mlp(x, forward_pass))
             return out
 
@@ -154,14 +154,14 @@ def _reference_class() -> type[nn.Module]:
     class BottleneckLayerReference(nn.Module):
         """MobileBERT's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BottleneckLayer, model_properties: Context) -> None:
+        def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             wide_width, narrow_width = model_properties.hidden_size, spec.bottleneck_size
-            inner_context = Context(narrow_width, model_properties.causal)
+            inner_context = ModelProperties(narrow_width, model_properties.causal)
             self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
             self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
             self.self_attn = spec.attention.reference(
-                Context(narrow_width, model_properties.causal, value_size=wide_width)
+                ModelProperties(narrow_width, model_properties.causal, value_size=wide_width)
             )
             self.self_attn_post_norm = spec.norm.reference(inner_context)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
@@ -173,7 +173,9 @@ def _reference_class() -> type[nn.Module]:
             self.output_bottleneck = nn.Linear(narrow_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
-        def _add_bottleneck_input(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
+        def _add_bottleneck_input(
+            self, name: str, norm: Component, wide_width: int, inner_context: ModelProperties
+        ) -> None:
             self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
@@ -181,7 +183,7 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self._into_bottleneck("bottleneck", x)
             attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)

@@ -13,13 +13,13 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Table
-from ..base import Component, Context, Width
+from ..base import Component, ModelProperties, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..rotation import angles_of
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -59,7 +59,7 @@ class ConditionedLayer(WholeLayer):
             y = recorder.mul(y, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
         return recorder.add(x, recorder.part("mlp", self.feed_forward, y))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -91,7 +91,7 @@ def _reference_class() -> type[nn.Module]:
     class ConditionedReference(nn.Module):
         """The conditioned layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConditionedLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
@@ -99,7 +99,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, component.reference(model_properties))
             self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), forward_pass)
             y = self.condition(self.get_submodule("mlp_pre_norm")(x))
             out: Tensor = x + self.get_submodule("mlp")(y, forward_pass)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, Standing
+from ..base import Component, ModelProperties, Standing
 from ..conformer_convolution import ConformerConvolution
 from ..mixers.relative import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -75,7 +75,7 @@ class ConformerLayer(WholeLayer):
             ),
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -96,7 +96,7 @@ def _reference_class() -> type[nn.Module]:
     class ConformerLayerReference(nn.Module):
         """The conformer's layer. x: [batch, frames, hidden] → same shape."""
 
-        def __init__(self, spec: ConformerLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, component in (
                 ("mlp_1", spec.feed_forward),
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.get_submodule(f"{name}_pre_norm")(x)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_pass)
             x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), forward_pass)
             x = x + self.get_submodule("convolution")(self._normalize("convolution", x))

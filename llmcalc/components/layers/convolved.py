@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, Kernel
+from ..base import Component, Kernel, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -50,7 +50,7 @@ class ConvolvedLayer(WholeLayer):
             recorder.hold(x=x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -68,7 +68,7 @@ def _reference_class() -> type[nn.Module]:
     class ConvolvedLayerReference(nn.Module):
         """The layer with convolutions. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConvolvedLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
                 x = x + self.get_submodule(f"{name}_conv")(y, forward_pass)

@@ -14,12 +14,12 @@ from pydantic import model_validator
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, Flag, Kernel
+from ..base import Component, Flag, Kernel, ModelProperties
 from ..mixers.gated_profile import GatedProfileAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
 
@@ -76,7 +76,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     def _sublayer_inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
         return record_mix(recorder, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
 
@@ -113,7 +113,7 @@ def _reference_class() -> type[nn.Module]:
     class ConvolvedResidualReference(nn.Module):
         """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ConvolvedResidualLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
             weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             for name in ("key", "value") if spec.separate_inputs else ():
                 self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
 
-        def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: Run) -> Tensor:
+        def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
             separate, component = self.spec.separate_inputs, self.get_submodule
             inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             y: Tensor = component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
             return y
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
             sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
             y = component("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)

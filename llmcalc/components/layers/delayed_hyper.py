@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, LayerParts, Streams
+from ..base import LayerParts, ModelProperties, Streams
 from ..choice import only
 from ..mixers.shared_entries import SOURCE
-from ..runtime import Run
+from ..runtime import ForwardPass
 from ..streams import ResidualStreams
 from .block import Sharing
 from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes, hyper_example
@@ -49,7 +49,7 @@ class DelayedHyperLayer(HyperLayer):
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         return super().flow(recorder, x, sharing)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
 
@@ -81,7 +81,7 @@ class DelayedHyperStreams(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.hc_mult)
 
 
@@ -100,7 +100,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
         """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
 
-        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+        def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights: Tensor = forward_pass.memo["read weights"]
             forward_pass.memo["read weights"] = new_weights
             return weights
@@ -110,11 +110,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         connection = DelayedConnection
 
-        def __init__(self, spec: DelayedHyperLayer, model_properties: Context) -> None:
+        def __init__(self, spec: DelayedHyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = super().forward(
                 x if self.ngram_input is None else x + self.ngram_input(x, forward_pass), forward_pass
             )
@@ -127,12 +127,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.n = n
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
             forward_pass.memo["read weights"] = first_stream.expand(*x.shape[:2], -1)
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights: Tensor = forward_pass.memo["read weights"]
             return (weights[..., None] * x).sum(2)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context
+from ..base import Component, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -60,7 +60,7 @@ class DenseResidualLayer(WholeLayer):
         recorder.hold(x=x, y=y)
         return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -79,18 +79,18 @@ def _reference_class() -> type[nn.Module]:
     class DenseResidualReference(nn.Module):
         """The layer with a dense network beside the experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DenseResidualLayer, model_properties: Context) -> None:
+        def __init__(self, spec: DenseResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
 
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             attention_output = x + self._sublayer_output("self_attn", x, forward_pass)
             return (
                 attention_output

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, Flag
+from ..base import Component, Flag, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from ..target_states import EAGLE_3
 from .block import Sharing
 from .whole_layer import WholeLayer
@@ -65,7 +65,7 @@ class DraftLayer(WholeLayer):
         recorder.hold(x=x)
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -89,17 +89,17 @@ def _reference_class() -> type[nn.Module]:
     class DraftLayerReference(nn.Module):
         """The draft layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DraftLayer, model_properties: Context) -> None:
+        def __init__(self, spec: DraftLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.norm_before_residual = spec.norm_before_residual
             for name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
                 self.add_module(name, spec.norm.reference(model_properties))
             hidden = model_properties.hidden_size
-            self.self_attn = spec.attention.reference(Context(2 * hidden, output_size=hidden))
+            self.self_attn = spec.attention.reference(ModelProperties(2 * hidden, output_size=hidden))
             assert isinstance(spec.feed_forward, Component)
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None
             embedded = self.get_submodule("embedding_norm")(forward_pass.embedded)
             normed = self.get_submodule("self_attn_pre_norm")(x)

@@ -20,11 +20,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Halved, RelativeDistances
 from ...workload.rows import Fixed
-from ..base import Component, Context, Flag, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..base import Component, Flag, HeadDim, Heads, HeadSizes, ModelProperties, TokenMixer, Unscalable
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
-from ..runtime import Run, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -91,7 +91,7 @@ class FunnelAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
@@ -170,7 +170,7 @@ class FunnelLayer(WholeLayer):
         halved = f", {2**self.halvings} tokens in one" if self.halvings else ""
         return f"{self.attention.describe(hidden_size)}{halved}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -224,7 +224,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             return heads
 
-        def forward(self, x: Tensor, forward_pass: Run, source: Tensor | None = None, step: int = 1) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance of neighbouring keys in tokens."""
             memory = x if source is None else source
             q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
@@ -250,7 +250,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def __init__(self, spec: FunnelLayer, model_properties: Context) -> None:
+        def __init__(self, spec: FunnelLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
             assert isinstance(spec.feed_forward, Component)
@@ -281,7 +281,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             means: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
             return means
 
-        def _lengthen(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
             first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
@@ -294,7 +294,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             total: Tensor = x + first_block
             return total
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._lengthen(x, forward_pass) if self.spec.lengthens else x
             queries = self._halve(x) if self.halves else x
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None

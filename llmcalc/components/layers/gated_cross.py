@@ -19,12 +19,12 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Component, Context, Flag, PartWitness, Width
+from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, Width
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -98,7 +98,7 @@ class GatedCrossLayer(WholeLayer):
         """The role of the layer's nodes in counts: whether they run on text without images."""
         return "own" if self.runs_on_text else "idle"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -132,10 +132,10 @@ def _reference_class() -> type[nn.Module]:
     class GatedCrossReference(nn.Module):
         """The layer without an image. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedCrossLayer, model_properties: Context) -> None:
+        def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             width = model_properties.hidden_size
-            cross = Context(width, model_properties.causal, cross=True, source_size=spec.source_size)
+            cross = ModelProperties(width, model_properties.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
@@ -148,7 +148,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, component.reference(part_context))
                 self.add_module(f"{name}_gate", vector(torch.zeros(gate_size)))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:
                 return x
             no_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))

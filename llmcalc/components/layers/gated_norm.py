@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, Flag, PartWitness, StepRank
+from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, StepRank
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -65,7 +65,7 @@ class GatedNormLayer(WholeLayer):
             low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
             return recorder.mul(x, recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid"))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -94,7 +94,7 @@ def _reference_class() -> type[nn.Module]:
     class GatedNormLayerReference(nn.Module):
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedNormLayer, model_properties: Context) -> None:
+        def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
                 self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(f"{name}_pre_norm")(x)
                 gate = f"{name}_pre_norm_gate"

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, LayerParts, QueryRank, Streams
+from ..base import Component, LayerParts, ModelProperties, QueryRank, Streams
 from ..choice import only
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from ..streams import ResidualStreams
 from .block import Sharing
 from .whole_layer import WholeLayer
@@ -87,7 +87,7 @@ class GatedStreamsLayer(WholeLayer):
             recorder.hold(x=x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -128,7 +128,7 @@ class GatedStreams(ResidualStreams):
         mean, _ = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
         return mean
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties)
 
 
@@ -169,7 +169,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class LayerReference(nn.Module):
         """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: GatedStreamsLayer, model_properties: Context) -> None:
+        def __init__(self, spec: GatedStreamsLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
@@ -180,7 +180,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(component.node_name, component.reference(model_properties))
                 self.sublayers.append((f"{name}_connection", component.node_name))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
             for connection, name in self.sublayers:
                 mean, written = self.get_submodule(connection)(x)
@@ -190,17 +190,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         """Copies one residual stream into n streams, [batch, tokens, n, hidden], and reads their gated mean."""
 
-        def __init__(self, spec: GatedStreams, model_properties: Context) -> None:
+        def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
             super().__init__()
             self.n = spec.hc_mult
             self.stream_output = Connection(
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             mean, _ = self.stream_output(x)
             stream: Tensor = mean
             return stream

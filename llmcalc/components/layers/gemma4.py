@@ -15,14 +15,14 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, HeadSizes, Part, PartWitness
+from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, Part, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Sharing
 from .per_layer import PerLayerGate
 from .whole_layer import WholeLayer
@@ -91,7 +91,7 @@ class Gemma4Layer(WholeLayer):
         y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return recorder.part(f"{name}_post_norm", self.norm, y)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
     class Gemma4LayerReference(nn.Module):
         """Gemma 4's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Gemma4Layer, model_properties: Context) -> None:
+        def __init__(self, spec: Gemma4Layer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.scale = Scale()
             for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
@@ -138,14 +138,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _between_norms(self, name: str, x: Tensor, forward_pass: Run, **router_input: Tensor) -> Tensor:
+        def _between_norms(self, name: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor) -> Tensor:
             pre_norm, component, post_norm = (
                 self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
             )
             out: Tensor = post_norm(component(pre_norm(x), forward_pass, **router_input))
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._between_norms("self_attn", x, forward_pass)
             if hasattr(self, "dense"):
                 network_sum = self._between_norms("dense", x, forward_pass) + self._between_norms(

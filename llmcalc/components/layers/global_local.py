@@ -19,10 +19,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Context, Flag, Heads, HeadSizes, LayerParts, Standing, TokenMixer, Unscalable
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, Standing, TokenMixer, Unscalable
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run, apply_dropout
+from ..runtime import ForwardPass, apply_dropout
 from ..streams import ResidualStreams
 from .block import Sharing
 from .whole_layer import WholeLayer
@@ -81,7 +81,7 @@ class GlobalTokens(ResidualStreams):
         text_rows = Padded(of=x.rows, block=self.block_size)
         return recorder.prefixed(x, table, Joined(first=global_rows, second=text_rows))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
 
 
@@ -170,7 +170,7 @@ class GlobalLocalAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
@@ -207,7 +207,7 @@ class GlobalLocalLayer(WholeLayer):
         y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
         return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -232,13 +232,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
             self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = forward_pass.memo["text tokens"] = x.shape[1]
             text = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
             global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
             return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
     class Core(nn.Module):
@@ -283,7 +283,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(name, nn.Linear(hidden, hidden, bias=False))
             self.core = Core(spec)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
             real = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
@@ -300,7 +300,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
 
-        def __init__(self, spec: GlobalLocalLayer, model_properties: Context) -> None:
+        def __init__(self, spec: GlobalLocalLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.count = spec.attention.num_global_tokens
             for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
@@ -310,7 +310,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 spec.feed_forward.reference(model_properties),
             )
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
             y = self.self_attn(torch.cat([global_tokens, text], 1), forward_pass)

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALES, Component, Context, HeadSizes, Nothing, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALES, Component, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -22,7 +22,7 @@ from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Layer, Sharing
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class HybridBlock(Layer):
         x = recorder.add(x, recorder.part("state_space", self.state_space, normed))
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -95,7 +95,7 @@ def _reference_class() -> type[nn.Module]:
     class HybridReference(nn.Module):
         """The hybrid layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: HybridBlock, model_properties: Context) -> None:
+        def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.mixers_pre_norm, self.mlp_pre_norm = (
                 spec.norm.reference(model_properties),
@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
                 assert isinstance(component, Component)
                 self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self.mixers_pre_norm(x)
             x = (
                 x

@@ -17,12 +17,12 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, LayerParts, PartWitness, Real, Streams
+from ..base import BY_TORCH, Component, LayerParts, ModelProperties, PartWitness, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from ..streams import ResidualStreams
 from .block import Sharing
 from .whole_layer import WholeLayer
@@ -108,7 +108,7 @@ class HyperLayer(WholeLayer):
             x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
             return weighted_sum, output_weights, x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -151,7 +151,7 @@ class HyperStreams(ResidualStreams):
         recorder.hold(weights=weights)
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
@@ -215,11 +215,11 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
-        def read_weights(self, new_weights: Tensor, forward_pass: Run) -> Tensor:
+        def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the weights to read the streams with."""
             return new_weights
 
-        def forward(self, streams: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
             weighted_sum, strength = (
@@ -240,7 +240,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         connection = Connection
 
-        def __init__(self, spec: HyperLayer, model_properties: Context) -> None:
+        def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(component, Component)
@@ -248,7 +248,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
                     x, forward_pass
@@ -276,10 +276,10 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 

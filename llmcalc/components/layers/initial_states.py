@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context
+from ..base import Component, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -51,7 +51,7 @@ class InitialStatesLayer(WholeLayer):
         y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
         return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
     class InitialStatesReference(nn.Module):
         """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: InitialStatesLayer, model_properties: Context) -> None:
+        def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             assert isinstance(spec.attention, Component)
             assert isinstance(spec.feed_forward, Component)
@@ -83,7 +83,7 @@ def _reference_class() -> type[nn.Module]:
                 spec.feed_forward.reference(model_properties),
             )
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             start = x if forward_pass.embedded is None else forward_pass.embedded
             mixed = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
             x = x + self.self_attn(self.self_attn_pre_norm(mixed), forward_pass)

@@ -19,11 +19,11 @@ from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
     Component,
-    Context,
     Flag,
     HeadDim,
     Heads,
     KVHeads,
+    ModelProperties,
     Window,
     check_groups,
 )
@@ -31,7 +31,7 @@ from ..mixers.grouped import GroupedQueryMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 from .block import Layer, Sharing
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class LoopedAttention(GroupedQueryMixer):
     def describe(self, hidden_size: int) -> str:
         return f"looped GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
@@ -178,7 +178,7 @@ class LoopedLayer(Layer):
         assert isinstance(self.attention, Component)
         return self.attention.describe(hidden_size)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
     @classmethod
@@ -228,7 +228,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.loop_cache = cache_class()(self.spec.loop_window_size)
 
         def _attend(
-            self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: Run, window: int | None
+            self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass, window: int | None
         ) -> Tensor:
             tokens, group = q.shape[2], q.shape[1] // k.shape[1]
             mask = attention_mask(
@@ -238,7 +238,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             out: Tensor = core(q, k, v, mask)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (
                 self.get_submodule(name)(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
@@ -265,7 +265,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def __init__(self, spec: LoopedLayer, model_properties: Context) -> None:
+        def __init__(self, spec: LoopedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             assert isinstance(spec.attention, LoopedAttention)
             assert isinstance(spec.feed_forward, FeedForward)
@@ -288,7 +288,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention: Any = self.self_attn
             attention.become_second(first_layer.self_attn)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x), forward_pass)
             out: Tensor = x + self.mlp(self.mlp_pre_norm(x))
             return out

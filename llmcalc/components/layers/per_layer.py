@@ -13,10 +13,10 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, LayerParts, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
+from ..base import BY_TORCH, LayerParts, ModelProperties, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,7 +65,7 @@ class PerLayerEmbedding(StackPart):
         recorder.hold(both=vectors)
         return recorder.scale(vectors, 2**-0.5)
 
-    def reference(self, model_properties: Context, layers: int = 1) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, layers: int = 1) -> nn.Module:
         return _reference_classes()["table"](self, model_properties, layers)
 
 
@@ -101,7 +101,7 @@ class PerLayerGate(Part):
         recorder.hold(y=y)
         return recorder.part("norm", norm, recorder.linear("projection", y, *x.axes))
 
-    def reference(self, model_properties: Context, norm: Norm) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, norm: Norm) -> nn.Module:
         return _reference_classes()["gate"](self, model_properties, norm)
 
 
@@ -115,7 +115,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
 
-        def __init__(self, spec: PerLayerEmbedding, model_properties: Context, layers: int) -> None:
+        def __init__(self, spec: PerLayerEmbedding, model_properties: ModelProperties, layers: int) -> None:
             super().__init__()
             self.rows, self.width, self.hidden = (
                 spec.vocab_size_per_layer_input,
@@ -125,9 +125,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if self.rows is not None:
                 self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
-            self.norm = spec.norm.reference(Context(self.width))
+            self.norm = spec.norm.reference(ModelProperties(self.width))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             table_vectors = None
             if self.rows is not None:
                 assert forward_pass.ids is not None, "per-layer embeddings are looked up by token"
@@ -144,14 +144,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Gate(nn.Module):
         """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
-        def __init__(self, spec: PerLayerGate, model_properties: Context, norm: Norm) -> None:
+        def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
             super().__init__()
             self.act = spec.hidden_act
             self.gate = nn.Linear(model_properties.hidden_size, spec.hidden_size_per_layer_input, bias=False)
             self.projection = nn.Linear(spec.hidden_size_per_layer_input, model_properties.hidden_size, bias=False)
             self.norm = norm.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
             gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
             out: Tensor = self.norm(self.projection(gated))

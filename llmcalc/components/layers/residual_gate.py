@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context
+from ..base import Component, ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -61,7 +61,7 @@ class ResidualGateLayer(WholeLayer):
             recorder.hold(x=x)
         return x
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
     class ResidualGateReference(nn.Module):
         """The layer with gated residual sums. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ResidualGateLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             output_norms = (spec.attention_output_norm, spec.feed_forward_output_norm)
             sublayers = (("self_attn", spec.attention), ("mlp", spec.feed_forward))
@@ -97,7 +97,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{name}_post_norm", output_norm.reference(model_properties))
                 self.add_module(f"{name}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
                 y = self.get_submodule(f"{name}_post_norm")(y)

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, HeadSizes, Nothing, PartWitness
+from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, Nothing, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -25,7 +25,7 @@ from ..networks.moe import IdentityExperts, MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Layer, Sharing
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ShortcutLayer(Layer):
         recorder.hold(x=x)
         return x, recorder.part("dense_pre_norm", self.norm, x, nth=index)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
     class ShortcutReference(nn.Module):
         """LongCat-Flash's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ShortcutLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             assert not isinstance(spec.attention, Nothing)
             assert not isinstance(spec.feed_forward, Nothing)
@@ -134,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
             self.dense_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), forward_pass)
             normed = self.dense_pre_norm[0](x)
             expert_output = self.mlp(normed, forward_pass)

@@ -25,10 +25,10 @@ from ..base import (
     MOST_LAYERS,
     SCALES,
     Component,
-    Context,
     Flag,
     HeadSizes,
     Inner,
+    ModelProperties,
     Nothing,
     Part,
     PartWitness,
@@ -41,7 +41,7 @@ from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward, activate
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .block import Layer, Sharing
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class ZambaLayer(Layer):
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
             return output
 
     class Network(nn.Module):
-        def __init__(self, spec: SharedBlock, model_properties: Context) -> None:
+        def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
             for name, child in spec.feed_forward.reference(model_properties).named_children():
@@ -299,10 +299,10 @@ def _reference_class() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The shared block. Residual stream and embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
-        def __init__(self, spec: ZambaLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             block, hidden = spec.transformer, model_properties.hidden_size
-            block_context = Context(2 * hidden, output_size=hidden)
+            block_context = ModelProperties(2 * hidden, output_size=hidden)
             self.self_attn_pre_norm, self.mlp_pre_norm = (
                 spec.norm.reference(block_context),
                 spec.norm.reference(model_properties),
@@ -316,7 +316,7 @@ def _reference_class() -> type[nn.Module]:
                     Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
             out: Tensor = self.mlp(self.mlp_pre_norm(y))
             return out
@@ -324,7 +324,7 @@ def _reference_class() -> type[nn.Module]:
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ZambaLayer, model_properties: Context) -> None:
+        def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.transformer = BlockReference(spec, model_properties)
             self.linear = nn.Linear(model_properties.hidden_size, model_properties.hidden_size, bias=False)
@@ -353,7 +353,7 @@ def _reference_class() -> type[nn.Module]:
                 if "adapters." not in path:
                     setattr(self.transformer.get_submodule(holder), name, parameter)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None
             block_output = self.linear(self.transformer(torch.cat([x, forward_pass.embedded], -1), forward_pass))
             out: Tensor = x + self.mixer(self.mixer_pre_norm(x + block_output), forward_pass)

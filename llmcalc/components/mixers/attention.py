@@ -20,12 +20,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     BY_TORCH,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
     KVHeads,
+    ModelProperties,
     PartWitness,
     Real,
     ScoreBias,
@@ -40,7 +40,7 @@ from ..choice import only
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -496,7 +496,7 @@ class Attention(TokenMixer):
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
         return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -624,7 +624,7 @@ def _reference_class() -> type[nn.Module]:
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Attention, model_properties: Context) -> None:
+        def __init__(self, spec: Attention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.causal, self.cross = spec, model_properties.causal, model_properties.cross
             self.heads = spec.num_attention_heads
@@ -696,7 +696,7 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             return heads
 
-        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: Run, start: int) -> Tensor:
+        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
@@ -709,7 +709,9 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
-        def _keys_and_values(self, x: Tensor, forward_pass: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(
+            self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             if self.cross:
                 cached_tensors = None if forward_pass.store is None else forward_pass.store.get(self.cache)
                 if cached_tensors is not None:
@@ -728,7 +730,7 @@ def _reference_class() -> type[nn.Module]:
             return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
         def _local_or_shared(
-            self, x: Tensor, forward_pass: Run, value_input: Tensor | None = None
+            self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
@@ -748,14 +750,14 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _with_target_keys(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _with_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
-        def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
@@ -770,7 +772,9 @@ def _reference_class() -> type[nn.Module]:
             )
             return mask, self._score_bias(forward_pass, end, queries, keys, x.device)
 
-        def _score_bias(self, forward_pass: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
+        def _score_bias(
+            self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
+        ) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
             positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
@@ -784,7 +788,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return stack_bias
 
-        def before_layers(self, x: Tensor, forward_pass: Run) -> None:
+        def before_layers(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
             end = forward_pass.past + x.shape[1]
             if not self.cross:
@@ -805,7 +809,7 @@ def _reference_class() -> type[nn.Module]:
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
-        def forward(self, x: Tensor, forward_pass: Run, value_input: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention of x. value_input: the input of the values; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normed_and_rotated(

@@ -15,9 +15,9 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, HeadDim, Heads, KVHeads, Window, check_groups
+from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..position import Rope
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class BlendedAttention(WindowedMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"blended GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: Run) -> Tensor:
+        def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
             stored = state.load(forward_pass)
             first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             previous = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous * weights[0, :, None, None] + x * weights[1, :, None, None]
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q = spec.position.rotated(self._split_heads(self.q_proj, x), forward_pass, forward_pass.past)
             k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, forward_pass)

@@ -14,11 +14,11 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, AttentionFields, Context, HeadDim, Heads, Part, PartWitness, Standing, TopK, Window
+from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, Standing, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, cache_class
+from ..runtime import ForwardPass, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,7 +106,7 @@ class BlockIndexer(Part):
             recorder.hold(k=keys)
             return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)
 
-    def reference(self, model_properties: Context, theta: float) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, theta)
 
 
@@ -134,11 +134,11 @@ def _reference_class() -> type[nn.Module]:
             )
             self.cache, self.core = cache_class()(), Core()
 
-        def _rotate(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return rotate(x, forward_pass, forward_pass.past, self.spec.index_head_dim // 2 * 2, self.theta)
 
         @torch.no_grad()
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, end = self.spec, forward_pass.past + x.shape[1]
             q = self._rotate(
                 self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_pass
@@ -159,7 +159,7 @@ def _reference_class() -> type[nn.Module]:
             ] & (keys[None] <= positions[:, None])
             return selected_mask
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].

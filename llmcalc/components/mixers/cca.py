@@ -19,13 +19,13 @@ from ...flow.value import Value
 from ...workload.derived_rows import WithStart
 from ..base import (
     BY_TORCH,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
     KVHeads,
+    ModelProperties,
     PartWitness,
     Unscalable,
     Window,
@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class CompressedConvAttention(WindowedMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -214,7 +214,7 @@ def _reference_class() -> type[nn.Module]:
     class CCAReference(nn.Module):
         """Compressed convolutional attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedConvAttention, model_properties: Context) -> None:
+        def __init__(self, spec: CompressedConvAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.causal = spec, model_properties.causal
             h, a, k, d = model_properties.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
@@ -233,7 +233,7 @@ def _reference_class() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
@@ -257,7 +257,7 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
-        def _mixed_values(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _mixed_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
             stored_rows, projected = self.value_state.load(forward_pass), self.v_proj_before(x)
             first_row = (
@@ -268,11 +268,11 @@ def _reference_class() -> type[nn.Module]:
             values: Tensor = torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
-        def _scaled_and_rotated(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _scaled_and_rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
             q, k = self._convolve_queries_and_keys(
                 self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), forward_pass

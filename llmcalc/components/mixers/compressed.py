@@ -21,11 +21,11 @@ from ...ops.sparse import COMPRESSED
 from ...workload.rows import Rows
 from ..base import (
     BY_TORCH,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     Part,
     PartWitness,
     QueryRank,
@@ -39,7 +39,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import Run, attention_mask, cache_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -269,7 +269,7 @@ class CompressedAttention(TokenMixer):
             f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -317,7 +317,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
-        def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Concatenates each window of the second half of x with the previous window of the first half.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
@@ -337,7 +337,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(forward_pass)
             entries: Tensor | None = None
             if stored_rows is not None:
@@ -376,7 +376,9 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), Core()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: Run) -> Tensor:
+        def forward(
+            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_pass: ForwardPass
+        ) -> Tensor:
             entries = self.compressor(x, forward_pass)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
@@ -403,7 +405,7 @@ def _reference_class() -> type[nn.Module]:
     class CompressedAttentionReference(nn.Module):
         """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedAttention, model_properties: Context) -> None:
+        def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             self.q_a_proj, self.q_a_norm = (
@@ -427,12 +429,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, forward_pass: Run, inverse: bool = False) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
             return rotate(
                 x, forward_pass, forward_pass.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse
             )
 
-        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _entries_and_mask(
+            self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end = self.spec, forward_pass.past + x.shape[1]
             assert spec.compress_rate is not None
@@ -451,7 +455,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return entries, (allowed_entries & selected_mask)[:, None]
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             compressed_query = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)

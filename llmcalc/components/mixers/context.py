@@ -16,10 +16,10 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, OfThisPass
-from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window
+from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, product_class
+from ..runtime import ForwardPass, product_class
 from ..target_states import DFLASH
 from .two_sets import TwoSetsMixer, two_sets_reference
 
@@ -91,7 +91,7 @@ class ContextAttention(TwoSetsMixer):
     def describe(self, hidden_size: int) -> str:
         return self._describe("of a block")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -114,12 +114,12 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _projected_heads(self, projection: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _projected_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, context = self.spec, forward_pass.memo["target_states"]
             q, k, v = (self._projected_heads(projection, x, forward_pass) for projection in "qkv")
             context_k, context_v = self.cache(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..runtime import Run
+from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,7 +51,7 @@ def delta_rule_class() -> type[nn.Module]:
             self.chunk, self.by_channel = chunk, by_channel
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: Run, state: Any
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
         ) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)

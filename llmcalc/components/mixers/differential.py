@@ -16,10 +16,22 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, PartWitness, Real, Unscalable, Window
+from ..base import (
+    BY_TORCH,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    ModelProperties,
+    PartWitness,
+    Real,
+    Unscalable,
+    Window,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -153,7 +165,7 @@ class DifferentialAttention(WindowedMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"differential {heads} × {self.head_dim}{window}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -202,11 +214,11 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
-        def _rotated(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotated(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads, position = self._split_heads(name, x), self.spec.position
             return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
 
-        def _keys_and_values(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             spec = self.spec
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
@@ -222,7 +234,7 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q = self._rotated("q_proj", x, forward_pass)
             k, v = self._keys_and_values(x, forward_pass)
             end, window = forward_pass.past + x.shape[1], self.spec.sliding_window

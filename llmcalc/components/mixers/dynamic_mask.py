@@ -18,10 +18,10 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.with_past import WithPast
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, PartWitness, Window, check_groups
+from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class DynamicMaskAttention(WindowedMixer):
             f"{self.keep_window_size} keys kept{window}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -166,7 +166,7 @@ def _reference_class() -> type[nn.Module]:
             ]
             return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
             q = spec.position.rotated(self.q_norm(self._split_heads("q_proj", x)), forward_pass, forward_pass.past)
             k = spec.position.rotated(self.k_norm(self._split_heads("k_proj", x)), forward_pass, forward_pass.past)

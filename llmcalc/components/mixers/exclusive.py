@@ -15,10 +15,21 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Unscalable, Window, check_groups
+from ..base import (
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    ModelProperties,
+    TokenMixer,
+    Unscalable,
+    Window,
+    check_groups,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, apply_dropout, attention_mask, vector
+from ..runtime import ForwardPass, apply_dropout, attention_mask, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,7 +133,7 @@ class ExclusiveAttention(TokenMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"exclusive GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -159,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
             self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=False)
             self.o_proj = nn.Linear(spec.num_attention_heads * head_dim, hidden, bias=bias)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k, v = (
                 projection(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)

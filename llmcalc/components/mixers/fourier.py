@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, TokenMixer
-from ..runtime import Run
+from ..base import ModelProperties, TokenMixer
+from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +37,7 @@ class FourierMixer(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return "Fourier"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()()
 
     @classmethod
@@ -53,7 +53,7 @@ def _reference_class() -> type[nn.Module]:
     class FourierReference(nn.Module):
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
             return mixed_features
 

@@ -19,9 +19,20 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, PartWitness, Real, TokenMixer, symbol_of_size
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Flag,
+    HeadSizes,
+    Kernel,
+    ModelProperties,
+    PartWitness,
+    Real,
+    TokenMixer,
+    symbol_of_size,
+)
 from ..norm import Norm, norm_reference
-from ..runtime import Run, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
 
 if TYPE_CHECKING:
@@ -128,7 +139,7 @@ class GatedDeltaNet(TokenMixer):
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
         return f"gated DeltaNet {heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -186,7 +197,7 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag
+from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
-from ..runtime import Run, attention_mask, state_class, vector
+from ..runtime import ForwardPass, attention_mask, state_class, vector
 from .profile import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class GatedProfileAttention(ProfileAttention):
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -124,7 +124,7 @@ def _reference_class() -> type[nn.Module]:
             self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
-        def forward(self, x: Tensor, token: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
             stored = self.conv_state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
             inputs = torch.cat([earlier, x], 1)
@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedProfileAttention, model_properties: Context) -> None:
+        def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
             kv_heads, hidden = spec.num_key_value_heads, model_properties.hidden_size
@@ -165,7 +165,7 @@ def _reference_class() -> type[nn.Module]:
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = Core()
 
-        def _convolved_heads(self, name: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _convolved_heads(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
@@ -173,7 +173,11 @@ def _reference_class() -> type[nn.Module]:
             return by_head
 
         def forward(
-            self, x: Tensor, forward_pass: Run, key_input: Tensor | None = None, value_input: Tensor | None = None
+            self,
+            x: Tensor,
+            forward_pass: ForwardPass,
+            key_input: Tensor | None = None,
+            value_input: Tensor | None = None,
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight

@@ -15,9 +15,9 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Heads, HeadSizes, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
+from ..base import Heads, HeadSizes, ModelProperties, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
 from ..networks.feed_forward import Activation, activate
-from ..runtime import Run, apply_dropout, attention_mask
+from ..runtime import ForwardPass, apply_dropout, attention_mask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,7 +86,7 @@ class GroupedProjectionAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _attention_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -128,7 +128,7 @@ class GroupedFeedForward(SingleWidthNetwork):
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _network_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -176,7 +176,7 @@ def _attention_class() -> type[nn.Module]:
             self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
             self.core = Core()
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
                 _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -201,7 +201,7 @@ def _network_class() -> type[nn.Module]:
             self.up_proj = _grouped_convolution(hidden, spec.intermediate_size, spec.up_groups)
             self.down_proj = _grouped_convolution(spec.intermediate_size, hidden, spec.down_groups)
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             return _apply_convolution(self.down_proj, activate(self.act, _apply_convolution(self.up_proj, x)))
 
     return GroupedFeedForwardReference

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, TopK
+from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, cache_class
+from ..runtime import ForwardPass, cache_class
 from .position_scale import position_scale_class, scale_by_position
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Indexer(Part):
         recorder.select(scores, keys, self.index_topk)
         return scores
 
-    def reference(self, model_properties: Context, query: int, rope: int, theta: float) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the queries' input. rope: the rotated dimensions, 0 for none."""
         return _reference_class()(self, model_properties.hidden_size, query, rope, theta)
 
@@ -134,12 +134,12 @@ def _reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
-        def _rotated_heads(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotated_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
             return rotate(x, forward_pass, forward_pass.past, self.rope, self.theta) if self.rope else x
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             if spec.input_norm is not None:
                 compressed_query = self.input_norm(x)

@@ -17,9 +17,9 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution, Elementwise
-from ..base import ChunkSize, Context, HeadSizes, Kernel, Real, TokenMixer, Width
+from ..base import ChunkSize, HeadSizes, Kernel, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, state_class, vector
+from ..runtime import ForwardPass, state_class, vector
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK, LinearKeyDim, LinearValueDim, LinearValueHeads
 
@@ -88,7 +88,7 @@ class JetBlock(TokenMixer):
         sizes = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
         return f"JetBlock {self.linear_num_value_heads} × {sizes}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
         state: the module that keeps the last `kernel` inputs of each channel.
         """
 
-        def forward(self, x: Tensor, filters: Tensor, forward_pass: Run, state: Any) -> Tensor:
+        def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
             kernel = filters.shape[-1]
             stored_input = state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
@@ -151,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             key_dim, value_dim = self.head_dims
             filters = self.w2(F.silu(self.w1(x))).unflatten(-1, (-1, self.kernel))
             v = F.silu(self.convolution(self.v_proj(x), filters, forward_pass, self.conv_state))

@@ -20,10 +20,10 @@ from ...ops import DeltaRule, Elementwise
 from ..base import (
     PUBLISHED,
     ChunkSize,
-    Context,
     Flag,
     HeadSizes,
     Kernel,
+    ModelProperties,
     PartWitness,
     Real,
     TokenMixer,
@@ -31,7 +31,7 @@ from ..base import (
     symbol_of_size,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import Run, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
 
@@ -152,7 +152,7 @@ class KimiDeltaAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -225,7 +225,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return decay
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)

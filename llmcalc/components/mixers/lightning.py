@@ -18,11 +18,11 @@ from ...ops import DecayScan, LightningCore
 from ..base import (
     PUBLISHED,
     ChunkSize,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     PartWitness,
     Standing,
     TokenMixer,
@@ -31,7 +31,7 @@ from ..base import (
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, state_class
+from ..runtime import ForwardPass, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,7 +119,7 @@ class LightningAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -200,7 +200,7 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
             self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
 
-        def _split_heads(self, letter: str, x: Tensor, forward_pass: Run) -> Tensor:
+        def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: their projection."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
             if hasattr(self, f"{letter}_norm"):
@@ -210,7 +210,7 @@ def _reference_class() -> type[nn.Module]:
                 heads = self.spec.position.rotated(heads, forward_pass, forward_pass.past)
             return activate(self.act, heads)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             stored_state = self.recurrent_state.load(forward_pass)
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())

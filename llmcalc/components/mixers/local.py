@@ -22,10 +22,10 @@ from ...workload.derived_rows import Blocks, WithSums
 from ..base import (
     BY_TORCH,
     ChunkSize,
-    Context,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     PartWitness,
     ScoreBias,
     TokenMixer,
@@ -33,7 +33,7 @@ from ..base import (
     Window,
 )
 from ..norm import Norm
-from ..runtime import Run, apply_dropout
+from ..runtime import ForwardPass, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,7 +121,7 @@ class LocalAttention(TokenMixer):
         sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
         return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LocalAttention, model_properties: Context) -> None:
+        def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, width = spec, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj"):
@@ -202,18 +202,18 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def before_layers(self, x: Tensor, forward_pass: Run) -> None:
+        def before_layers(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
             self._shared_bias(forward_pass, x.shape[1], x.device)
 
-        def _shared_bias(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
             mask_and_bias: tuple[Tensor, Tensor | None] = forward_pass.computed_once(
                 key, lambda: self._mask_and_bias(forward_pass, tokens, device)
             )
             return mask_and_bias
 
-        def _block_sum_indices(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _block_sum_indices(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
@@ -224,7 +224,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return sum_index, forward_pass.span(0, last_sum + 1, device)
 
-        def _mask_and_bias(self, forward_pass: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
             positions = self._split_into_blocks(forward_pass.span(0, tokens, device)[None] + 1)  # 0 marks padding
@@ -249,7 +249,7 @@ def _reference_class() -> type[nn.Module]:
                     bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
                 block_sums = self.sums(x, *self._block_sum_indices(forward_pass, tokens, x.device))

@@ -18,10 +18,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import Routed
-from ..base import PUBLISHED, Context, Flag, Heads, Inner, Kernel, PartWitness, StateSize, StepRank, TokenMixer
+from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import Run, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,7 +129,7 @@ class Mamba(TokenMixer):
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"
         return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -209,7 +209,7 @@ def _reference_class() -> type[nn.Module]:
     class MambaReference(nn.Module):
         """The Mamba mixer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba, model_properties: Context) -> None:
+        def __init__(self, spec: Mamba, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
             hidden, inner_width, rank, heads = (
@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
             self.scan = Scan(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
             u, gate = self.in_proj(x).chunk(2, -1)
             u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)

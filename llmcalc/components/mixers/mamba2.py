@@ -18,12 +18,12 @@ from ...ops.recurrent import ChunkedScan, HeadScan
 from ..base import (
     PUBLISHED,
     ChunkSize,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
+    ModelProperties,
     PartWitness,
     StateGroups,
     StateSize,
@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import Run, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, state_class
 from .mamba import STATE_BITS
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Mamba2(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
     class Mamba2Reference(nn.Module):
         """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba2, model_properties: Context) -> None:
+        def __init__(self, spec: Mamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
             inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
@@ -267,7 +267,7 @@ def _reference_class() -> type[nn.Module]:
             y = self.norm(y)
             return y * gate_values if self.spec.norm_before_gate else y
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
             gate, convolution_output, time_step = self.in_proj(x).split(

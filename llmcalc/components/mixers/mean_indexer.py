@@ -15,11 +15,11 @@ from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import AttentionFields, Context, PartWitness
+from ..base import AttentionFields, ModelProperties, PartWitness
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, cache_class
+from ..runtime import ForwardPass, cache_class
 from .block_indexer import BlockIndexer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MeanIndexer(BlockIndexer):
             {"core": ops.PooledCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
         )
 
-    def reference(self, model_properties: Context, theta: float) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, theta)
 
 
@@ -108,7 +108,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache, self.core = cache_class()(), Core()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
             head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             rest = rest.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
             return torch.cat([chosen_positions, rest], -1)
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor]:
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
             selected, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:

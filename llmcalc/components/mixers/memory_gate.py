@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, Inner, TokenMixer
+from ..base import Flag, Inner, ModelProperties, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .mamba import SCAN_OUTPUT
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class MemoryGate(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"gated memory {self.intermediate_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -74,7 +74,7 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden, inner, bias=spec.use_bias)
             self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
             memory = forward_pass.memo.get("scan output", x.new_ones(1))
             out: Tensor = self.out_proj(gate * memory)

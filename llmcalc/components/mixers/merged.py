@@ -16,10 +16,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, PartWitness, Real, Standing, Window
+from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, Standing, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, apply_dropout, attention_mask, cache_class, product_class
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
 from .two_sets import TwoSetsMixer, two_sets_reference
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class MergedAttention(TwoSetsMixer):
     def describe(self, hidden_size: int) -> str:
         return self._describe("with the encoder's keys")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
-        def _memory_keys_and_values(self, forward_pass: Run) -> tuple[Tensor, ...]:
+        def _memory_keys_and_values(self, forward_pass: ForwardPass) -> tuple[Tensor, ...]:
             cached_tensors = None if forward_pass.store is None else forward_pass.store.get(self.cross_cache)
             if cached_tensors is not None:
                 return cached_tensors
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return computed_keys_and_values
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], forward_pass.past + x.shape[1]
             q, k = (
                 spec.position.rotated(self._split_heads(projection, x), forward_pass, forward_pass.past)

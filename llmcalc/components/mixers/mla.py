@@ -26,11 +26,11 @@ from ...flow.value import Value, Weight
 from ...workload.with_past import WithPast
 from ..base import (
     BY_TORCH,
-    Context,
     Flag,
     Heads,
     HeadSizes,
     KVRank,
+    ModelProperties,
     NopeDim,
     PartWitness,
     QueryRank,
@@ -43,7 +43,7 @@ from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate
 from .pooled_indexer import PooledIndexer
@@ -293,7 +293,7 @@ class MLA(TokenMixer):
             f"{self.qk_rope_head_dim}{selection_text}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -350,7 +350,7 @@ def _reference_class() -> type[nn.Module]:
     class MLAReference(nn.Module):
         """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MLA, model_properties: Context) -> None:
+        def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
             query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
@@ -386,7 +386,7 @@ def _reference_class() -> type[nn.Module]:
                     model_properties, spec.q_lora_rank or hidden, rotated, spec.position.rope_theta
                 )
 
-        def _rotate(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return (
                 x
                 if self.spec.mla_use_nope
@@ -409,7 +409,7 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
             return q.unflatten(-1, head_shape), None, compressed_query
 
-        def _latent_and_key(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _latent_and_key(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
@@ -424,7 +424,7 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[shared] = latent, k_rope
             return latent, k_rope
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)

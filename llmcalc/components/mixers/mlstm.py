@@ -19,18 +19,18 @@ from ...ops import MatrixMemory
 from ..base import (
     PUBLISHED,
     ChunkSize,
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     PartWitness,
     Real,
     TokenMixer,
     symbol_of_size,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import Run, state_class
+from ..runtime import ForwardPass, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,7 +97,7 @@ class MLSTM(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -206,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             cap = self.spec.gate_soft_cap
             return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in "qkv")
             stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:

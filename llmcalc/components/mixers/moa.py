@@ -18,10 +18,21 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import Routed
-from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, PartWitness, TokenMixer, TopK, Unscalable
+from ..base import (
+    BY_TORCH,
+    Experts,
+    HeadDim,
+    HeadSizes,
+    KVHeads,
+    ModelProperties,
+    PartWitness,
+    TokenMixer,
+    TopK,
+    Unscalable,
+)
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +124,7 @@ class MixtureOfAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -149,10 +160,10 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _rotated(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def _rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.spec.position.rotated(x, forward_pass, forward_pass.past)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)

@@ -20,8 +20,8 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import Context, Heads, HeadSizes, LayerParts, Positions, Standing, TokenMixer, Unscalable
-from ..runtime import Run, apply_dropout, cache_class
+from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, TokenMixer, Unscalable
+from ..runtime import ForwardPass, apply_dropout, cache_class
 from ..streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class PredictStreams(ResidualStreams):
         streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
         return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
 
 
@@ -149,7 +149,7 @@ class NgramAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.ngram} predict streams"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["attention"](self, model_properties.hidden_size)
 
     @classmethod
@@ -176,12 +176,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram = spec.ngram
             self.predict_streams = nn.Embedding(spec.ngram, hidden)
 
-        def split_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
             streams = vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
-        def merge_streams(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
             return output
@@ -219,7 +219,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             far = exact + (distance.clamp(min=1) / exact).log2().long()
             return torch.where(distance < exact, distance, far).clamp(0, self.spec.num_buckets - 1)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
                 self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )

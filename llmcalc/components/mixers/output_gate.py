@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Part, PartWitness
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness
 from ..runtime import vector
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class OutputGate(Part):
             gate = recorder.add(recorder.linear("", x, *gates), recorder.vector("head_bias", *y.axes[:1]))
         return recorder.mul(y, recorder.act(gate, "sigmoid"))
 
-    def reference(self, model_properties: Context, heads: int, head_dim: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         """Builds the projection, to [..., heads * size] or [..., heads]."""
         from torch import nn
 

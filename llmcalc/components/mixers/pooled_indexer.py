@@ -16,10 +16,10 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, TopK, Window
+from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, cache_class, vector
+from ..runtime import ForwardPass, cache_class, vector
 from .indexer import indexer_core_class
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class PooledIndexer(Part):
         recorder.select(scores, keys, self.index_topk, pool=pool.size)
         return scores
 
-    def reference(self, model_properties: Context, query: int, rope: int, theta: float) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the compressed query. rope, theta: unused, as it has no positions."""
         return _reference_class()(self, model_properties.hidden_size, query)
 
@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             return pooled
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
             keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +35,7 @@ def position_scale_class() -> type[nn.Module]:
             super().__init__()
             self.scale, self.bias = vector(torch.zeros(heads)), vector(torch.ones(heads))
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             positions = forward_pass.span(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
             logarithms = (positions + 1).float().log().to(x.dtype)
             factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]

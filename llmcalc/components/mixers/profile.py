@@ -16,12 +16,12 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    Context,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
     KVHeads,
+    ModelProperties,
     Positions,
     QueryRank,
     TokenMixer,
@@ -30,7 +30,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import Run, attention_mask, cache_class, softmax_core_class
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,7 +129,7 @@ class ProfileAttention(TokenMixer):
         groups = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
 
     @classmethod
@@ -177,7 +177,7 @@ def profile_attention_class() -> type[nn.Module]:
     class ProfileAttentionReference(nn.Module):
         """The attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ProfileAttention, model_properties: Context) -> None:
+        def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, heads, head_dim = (
                 spec,
@@ -197,7 +197,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
             self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
 
-        def bias_of(self, profile_weights: Tensor, forward_pass: Run, end: int, keys: int) -> Tensor:
+        def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
             """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
@@ -213,7 +213,7 @@ def profile_attention_class() -> type[nn.Module]:
             bias: Tensor = by_distance.gather(-1, index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, group = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads
             k, v = self.k_conv(self.k_proj(x), forward_pass), self.v_conv(self.v_proj(x), forward_pass)
             q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))

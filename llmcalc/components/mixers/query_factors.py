@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Part, PartWitness, Width
+from ..base import BY_TORCH, ModelProperties, Part, PartWitness, Width
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class QueryFactors(Part):
         recorder.hold(low=low_rank_query)
         return low_rank_query
 
-    def reference(self, model_properties: Context) -> tuple[nn.Module, nn.Module]:
+    def reference(self, model_properties: ModelProperties) -> tuple[nn.Module, nn.Module]:
         """Builds the first projection and the norm."""
         from torch import nn
 
-        return nn.Linear(model_properties.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))
+        return nn.Linear(model_properties.hidden_size, self.rank, bias=False), self.norm.reference(
+            ModelProperties(self.rank)
+        )

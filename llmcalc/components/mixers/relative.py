@@ -20,9 +20,9 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import BeforeStrides, Multiple
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, Flag, HeadDim, Heads, HeadSizes, ModelProperties, PartWitness, TokenMixer, Unscalable
 from ..rotation import angles_of
-from ..runtime import Run, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -83,7 +83,7 @@ class RelativeAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -137,13 +137,13 @@ def _reference_class() -> type[nn.Module]:
             """Returns the largest distance that has scores."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
-        def _encode_distances(self, forward_pass: Run, x: Tensor) -> Tensor:
+        def _encode_distances(self, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, furthest = x.shape[-1], self._largest_distance(x)
             angles = angles_of(furthest - forward_pass.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
             r = self._split_heads(
                 "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))

@@ -15,9 +15,9 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Context, Heads, Kernel, PartWitness, TokenMixer, symbol_of_size
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, TokenMixer, symbol_of_size
 from ..networks.feed_forward import Activation, activate
-from ..runtime import Run, causal_conv_class, state_class, vector
+from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +81,7 @@ class RGLRU(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.linear_out = nn.Linear(width, hidden)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
             u = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())

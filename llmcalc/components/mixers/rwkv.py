@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, PUBLISHED, Context, PartWitness, SingleWidthNetwork, TokenMixer, Width, symbol_of_size
-from ..runtime import Run, state_class, vector
+from ..base import (
+    BY_TORCH,
+    PUBLISHED,
+    ModelProperties,
+    PartWitness,
+    SingleWidthNetwork,
+    TokenMixer,
+    Width,
+    symbol_of_size,
+)
+from ..runtime import ForwardPass, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ class RwkvTimeMix(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["time"](self, model_properties.hidden_size)
 
     @classmethod
@@ -103,7 +112,7 @@ class RwkvChannelMix(SingleWidthNetwork):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["channel"](self, model_properties.hidden_size)
 
     @classmethod
@@ -135,7 +144,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: Run) -> Tensor:
+        def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             stored_state = self.recurrent_state.load(forward_pass)
@@ -160,7 +169,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.recurrent_state.keep(forward_pass, numerator, denominator, largest_exponent)
             return torch.stack(out, 1)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
             k, v, r = (
                 self.get_submodule(name)(mixed_with(x, previous_token, getattr(self, f"time_mix_{name}").weight))
@@ -185,7 +194,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.receptance = nn.Linear(hidden, hidden, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
             squared_key = self.key(mixed_with(x, previous_token, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(mixed_with(x, previous_token, self.time_mix_receptance.weight)).sigmoid()

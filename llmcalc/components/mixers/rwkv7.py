@@ -15,9 +15,9 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Context, Flag, HeadDim, Heads, Real, SingleWidthNetwork, TokenMixer, Width
+from ..base import Flag, HeadDim, Heads, ModelProperties, Real, SingleWidthNetwork, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, state_class, vector
+from ..runtime import ForwardPass, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Rwkv7TimeMix(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["time"](self, model_properties.hidden_size)
 
     @classmethod
@@ -128,7 +128,7 @@ class Rwkv7ChannelMix(SingleWidthNetwork):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.intermediate_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["channel"](self, model_properties.hidden_size)
 
     @classmethod
@@ -197,7 +197,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             out: Tensor = self.get_submodule(f"{name}_lora_b")(y)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
@@ -239,7 +239,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
             out: Tensor = self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
             return out

@@ -15,9 +15,9 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
-from ..base import Context, HeadDim, Heads, Real, TokenMixer, Width
+from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, state_class, vector
+from ..runtime import ForwardPass, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RwkvHeadMix(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-{5 if self.shift_rank is None else 6} {self.num_heads} × {self.head_dim}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
             self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _mixed_inputs(self, x: Tensor, forward_pass: Run) -> dict[str, Tensor]:
+        def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
             previous_token = shifted(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
@@ -173,7 +173,7 @@ def _reference_class() -> type[nn.Module]:
                     mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
             return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             inputs = self._mixed_inputs(x, forward_pass)
             r, k, v = (

@@ -14,8 +14,8 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ChunkSize, Context, Flag, Heads, HeadSizes, Standing, TokenMixer, Unscalable, Window
-from ..runtime import Run
+from ..base import ChunkSize, Flag, Heads, HeadSizes, ModelProperties, Standing, TokenMixer, Unscalable, Window
+from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,7 +77,7 @@ class SampledBlockAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -150,14 +150,14 @@ def _reference_class() -> type[nn.Module]:
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SampledBlockAttention, model_properties: Context) -> None:
+        def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(name, nn.Linear(hidden, hidden))
             self.core = Core(spec)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads = (
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")

@@ -16,17 +16,17 @@ from ...flow.value import Value
 from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
 from ..base import (
     ChunkSize,
-    Context,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
+    ModelProperties,
     StateSize,
     StepRank,
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import Run, causal_conv_class, state_class
+from ..runtime import ForwardPass, causal_conv_class, state_class
 from .mamba import STATE_BITS
 from .mamba2 import scan_class
 
@@ -96,7 +96,7 @@ class SelectiveMamba2(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
     class SelectiveMamba2Reference(nn.Module):
         """The mixer of PLaMo 2. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SelectiveMamba2, model_properties: Context) -> None:
+        def __init__(self, spec: SelectiveMamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
             width, rank, state = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
             self.scan = scan(spec.num_heads, spec.chunk_size)
             self.out_proj = nn.Linear(width, model_properties.hidden_size, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             gate, u = self.in_proj(x).chunk(2, -1)
             u = nn.functional.silu(self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)

@@ -20,11 +20,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.sparse import COMPRESSED
 from ..base import (
-    Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
+    ModelProperties,
     Part,
     QueryRank,
     RopeDim,
@@ -37,7 +37,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import Run, attention_mask, cache_class, state_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -293,7 +293,7 @@ class SharedEntryAttention(TokenMixer):
             f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -346,7 +346,7 @@ def _reference_class() -> type[nn.Module]:
             self.spec, self.norm = spec, norm_reference(spec.norm, width)
             self.cache: Any = state_class()()
 
-        def forward(self, x: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             kv, stored = self.kv_proj(x), self.cache.load(forward_pass)
             pending: tuple[Tensor, ...] = ()
             if self.spec.weighted_entries:
@@ -385,7 +385,9 @@ def _reference_class() -> type[nn.Module]:
                 self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
                 self.cache: Any = state_class()()
 
-        def _candidates(self, keys: Tensor, visible: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor, Tensor | None]:
+        def _candidates(
+            self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns keys to score, the visible ones among them, and their positions where they are not all keys."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.candidates
@@ -407,7 +409,7 @@ def _reference_class() -> type[nn.Module]:
             in_blocks = in_blocks.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[..., : keys.shape[1]]
             return keys, visible & in_blocks, None
 
-        def _find_blocks(self, scores: Tensor, forward_pass: Run) -> None:
+        def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.finds
@@ -423,7 +425,7 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(
-            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: Run
+            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: ForwardPass
         ) -> Tensor:
             spec = self.spec
             if latent is not None:
@@ -467,7 +469,7 @@ def _reference_class() -> type[nn.Module]:
     class SharedEntryReference(nn.Module):
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SharedEntryAttention, model_properties: Context) -> None:
+        def __init__(self, spec: SharedEntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
@@ -486,11 +488,13 @@ def _reference_class() -> type[nn.Module]:
                 if spec.indexer is not None:
                     self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, forward_pass: Run, inverse: bool = False) -> Tensor:
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
             rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
             return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
 
-        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, forward_pass: Run) -> tuple[Tensor, Tensor]:
+        def _entries_and_mask(
+            self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             assert spec.compress_rate is not None
@@ -508,7 +512,7 @@ def _reference_class() -> type[nn.Module]:
             selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
             return entries, (visible & selected_mask)[:, None]
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             compressed_query = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)

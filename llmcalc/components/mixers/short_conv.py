@@ -18,8 +18,8 @@ from pydantic import model_validator
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Kernel, PartWitness, Standing, TokenMixer
-from ..runtime import Run, causal_conv_class, state_class
+from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, Standing, TokenMixer
+from ..runtime import ForwardPass, causal_conv_class, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +95,7 @@ class ShortConv(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
                 self.conv_state = state_class()()
             self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
             convolution_output = (
                 self.conv((b * u).unflatten(2, (-1, forward_pass.columns))).flatten(2)

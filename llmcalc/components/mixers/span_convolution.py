@@ -17,8 +17,8 @@ from ...algebra import same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Heads, HeadSizes, Kernel, Standing, TokenMixer, Unscalable
-from ..runtime import Run, apply_dropout
+from ..base import Heads, HeadSizes, Kernel, ModelProperties, Standing, TokenMixer, Unscalable
+from ..runtime import ForwardPass, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +95,7 @@ class SpanConvolution(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} and convolutions over {self.conv_kernel_size} tokens"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
     class SpanConvolutionReference(nn.Module):
         """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: SpanConvolution, model_properties: Context) -> None:
+        def __init__(self, spec: SpanConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
             hidden, kernel, self.heads = model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
             half_width = hidden // 2
@@ -143,7 +143,7 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.convolution = Core(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q = self.q_proj(x)
             spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
             filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)

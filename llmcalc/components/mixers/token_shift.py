@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..runtime import Run
+from ..runtime import ForwardPass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> V
     return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 
-def shifted(x: Tensor, forward_pass: Run, state: Any) -> Tensor:
+def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
     """Returns the previous token of each token; zeros for the first. x: [batch, tokens, hidden] → same shape."""
     import torch
 

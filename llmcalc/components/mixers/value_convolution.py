@@ -13,7 +13,7 @@ from pydantic import field_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Kernel, Part
+from ..base import Kernel, ModelProperties, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +46,7 @@ class ValueConvolution(Part):
             "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=groups, shared=head_axis.size
         )
 
-    def reference(self, model_properties: Context, heads: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
         return _reference_class()(self, heads)
 
 

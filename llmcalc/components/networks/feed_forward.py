@@ -15,9 +15,9 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, PartWitness, SingleWidthNetwork, Width
+from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,7 +119,7 @@ class FeedForward(SingleWidthNetwork):
     def describe(self, hidden_size: int) -> str:
         return f"{self.style} {self.intermediate_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -208,7 +208,9 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
             return out
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None, part_factors: Tensor | None = None) -> Tensor:
+        def forward(
+            self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None
+        ) -> Tensor:
             """Runs the network.
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.

@@ -18,8 +18,8 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Experts, Network, TopK, symbol_of_size
-from ..runtime import Run
+from ..base import Experts, ModelProperties, Network, TopK, symbol_of_size
+from ..runtime import ForwardPass
 from .feed_forward import FeedForward
 from .moe import check_expert, dispatch_class, expert_networks, routed_class
 from .router import LinearRouter
@@ -102,7 +102,7 @@ class GroveMoE(Network):
             f"{groups} × {self.adjugate_expert.intermediate_size}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -121,14 +121,14 @@ def _reference_class() -> type[nn.Module]:
     class GroveMoEReference(Routed):  # type: ignore[misc,valid-type]
         """Experts and the adjugate experts of their groups. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GroveMoE, model_properties: Context) -> None:
+        def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
             hidden, count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group
             routing = spec.router.reference(model_properties, count, spec.num_experts_per_tok, count)
             super().__init__(routing, spec.expert, count, hidden)
             adjugates = Routed(routing, spec.adjugate_expert, count // self.group, hidden)
             self.chunk_experts: Any = adjugates.experts
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             grouped = forward_pass is not None and forward_pass.grouped_experts
             sums = []

@@ -21,9 +21,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     BY_TORCH,
-    Context,
     Experts,
     Flag,
+    ModelProperties,
     Network,
     Part,
     PartWitness,
@@ -34,7 +34,7 @@ from ..base import (
     ZeroExperts,
 )
 from ..norm import Norm
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .feed_forward import FeedForward, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
@@ -101,7 +101,7 @@ class Latent(Part):
         recorder.hold(y=y)
         return recorder.linear("latent_out", y, *out, bias=self.bias)
 
-    def reference(self, model_properties: Context) -> Mapping[str, nn.Module]:
+    def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
         from torch import nn
 
@@ -114,7 +114,7 @@ class Latent(Part):
         return {
             "latent_in": nn.Linear(width, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, width, bias=self.bias),
-            **{name: norm.reference(Context(latent)) for name, norm in norms.items() if norm is not None},
+            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
         }
 
 
@@ -149,7 +149,7 @@ class VisionExperts(Part):
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
 
-    def reference(self, model_properties: Context, experts: int, top_k: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
         return _vision_class()(self, model_properties, experts, top_k)
 
 
@@ -327,7 +327,7 @@ class MoE(Network):
             f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -594,7 +594,7 @@ def routed_class() -> type[nn.Module]:
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: Run | None) -> Any:
+        def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
             """Returns the rows for each token's experts."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capped_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
@@ -608,7 +608,7 @@ def _vision_class() -> type[nn.Module]:
     class VisionReference(routed_class()):  # type: ignore[misc]
         """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: VisionExperts, model_properties: Context, experts: int, top_k: int) -> None:
+        def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
             super().__init__(
                 spec.router.reference(model_properties, experts, top_k, experts),
                 spec.expert,
@@ -616,7 +616,7 @@ def _vision_class() -> type[nn.Module]:
                 model_properties.hidden_size,
             )
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = self.dispatch(weights, top_experts, forward_pass)
             out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
@@ -633,7 +633,7 @@ def _reference_class() -> type[nn.Module]:
     class MoEReference(routed_class()):  # type: ignore[misc]
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MoE, model_properties: Context) -> None:
+        def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identities = spec.identity_experts
             classes = expert_count if identities is None else expert_count + identities.zero_expert_num
@@ -662,7 +662,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_bias:
                 self.output_bias = vector(torch.zeros(hidden))
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None, router_input: Tensor | None = None) -> Tensor:
+        def forward(
+            self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None
+        ) -> Tensor:
             """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x

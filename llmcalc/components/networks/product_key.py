@@ -19,8 +19,8 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Experts, Network, PartWitness, TopK, Unscalable
-from ..runtime import Run
+from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, Unscalable
+from ..runtime import ForwardPass
 from .feed_forward import Activation, FeedForward, activate
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ProductKeyMoE(Network):
             f"{self.shared_expert.describe(hidden_size)}"
         )
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
@@ -146,14 +146,14 @@ def _reference_class() -> type[nn.Module]:
     class ProductKeyReference(nn.Module):
         """Product-key experts. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ProductKeyMoE, model_properties: Context) -> None:
+        def __init__(self, spec: ProductKeyMoE, model_properties: ModelProperties) -> None:
             super().__init__()
             self.top_k = spec.num_experts_per_tok
             self.router = nn.Linear(model_properties.hidden_size, 2 * spec.num_keys, bias=False)
             self.experts = ExpertsReference(spec, model_properties.hidden_size)
             self.shared_expert = spec.shared_expert.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_pass: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_units = self.routing(x)
             y = self.experts(x, top_units, weights)
             out: Tensor = y + self.shared_expert(x)

@@ -17,10 +17,10 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Part, PartWitness, Vocab, Width
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .feed_forward import Activation, activate
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Router(Part):
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
         """Builds a callable (x [batch, tokens, hidden], run) → weights and experts, each [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
@@ -105,7 +105,7 @@ class LinearRouter(Router):
             recorder.vector("image_correction", axis, kind="router", frozen=True)
         return recorder.route(logits, top_k, self.scoring_func, correction, scale)
 
-    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
         return _reference_classes()["linear"](self, model_properties, experts, top_k, classes)
 
 
@@ -143,7 +143,7 @@ class RouterMLP(Router):
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
-    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
         return _reference_classes()["mlp"](self, model_properties, experts, top_k, classes)
 
 
@@ -165,7 +165,7 @@ class TokenTableRouter(Router):
         table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
         return recorder.route(logits, top_k, self.scoring_func, table=table)
 
-    def reference(self, model_properties: Context, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
         return _reference_classes()["token_table"](self, model_properties, experts, top_k, classes)
 
 
@@ -218,7 +218,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
             self.out_proj = nn.Linear(width, classes, bias=False)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             features = self.down_proj(x)
             if hasattr(self, "below_scale") and forward_pass.routed is not None:
                 features = features + forward_pass.routed * self.below_scale.weight
@@ -260,7 +260,7 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class Linear(Routing):
         def __init__(
-            self, spec: LinearRouter, model_properties: Context, experts: int, top_k: int, classes: int
+            self, spec: LinearRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
             super().__init__(spec.scoring_func, top_k)
             layer = Float32Linear if spec.float32_product else nn.Linear
@@ -274,7 +274,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.expert_scale:
                 self.modules["expert_scale"] = vector(torch.ones(experts))
 
-        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
+        def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
@@ -283,7 +283,9 @@ def _reference_classes() -> dict[str, type[Any]]:
             return (weights if scale is None else weights * scale.weight[top_experts]), top_experts
 
     class MLPRouting(Routing):
-        def __init__(self, spec: RouterMLP, model_properties: Context, experts: int, top_k: int, classes: int) -> None:
+        def __init__(
+            self, spec: RouterMLP, model_properties: ModelProperties, experts: int, top_k: int, classes: int
+        ) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
             all_classes = classes + int(spec.skip)
@@ -291,7 +293,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(all_classes, spec.score_correction == "parameter")
 
-        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
+        def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, forward_pass))
             top_experts = self.top_experts(scores)
             weights = self.weights(scores, top_experts)
@@ -302,13 +304,13 @@ def _reference_classes() -> dict[str, type[Any]]:
 
     class TableRouting(Routing):
         def __init__(
-            self, spec: TokenTableRouter, model_properties: Context, experts: int, top_k: int, classes: int
+            self, spec: TokenTableRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
 
-        def __call__(self, x: Tensor, forward_pass: Run | None) -> tuple[Tensor, Tensor]:
+        def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             assert forward_pass is not None
             assert forward_pass.ids is not None
             table: Any = self.modules["token_table"]

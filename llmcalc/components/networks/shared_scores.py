@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Experts, Part, PartWitness
+from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness
 from ..runtime import vector
 from .feed_forward import FeedForward
 
@@ -45,7 +45,7 @@ class SharedScores(Part):
             y = recorder.mul(y, recorder.linear("up_proj", x, experts, width))
             return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
 
-    def reference(self, model_properties: Context) -> Mapping[str, nn.Module]:
+    def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the layer of the scores and the factor, under their names in the mixture."""
         import torch
         from torch import nn

@@ -14,13 +14,13 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import Learned
-from ..base import Context, Standing, Width
+from ..base import ModelProperties, Standing, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import ForwardPass
 from ..stack import Stack
 from ..stem import ConvStem
 from .base import TowerPart
@@ -68,7 +68,7 @@ class AudioTower(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -97,13 +97,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
-            stack = spec.stack.reference(Context(spec.hidden_size, causal=False))
+            stack = spec.stack.reference(ModelProperties(spec.hidden_size, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
-            out: Tensor = self._stack[0].forward(frames, Run())
+            out: Tensor = self._stack[0].forward(frames, ForwardPass())
             return out
 
     return AudioTowerReference

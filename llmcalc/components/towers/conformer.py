@@ -21,12 +21,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import QueryKeyPairs
 from ...workload.rows import ONCE
-from ..base import Context, Flag, Heads, Layers, Part, Positions, Width
+from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
 from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from .base import TowerPart
 from .subsampling import Subsampling
 
@@ -156,7 +156,7 @@ class Conformer(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -268,7 +268,7 @@ def _reference_class() -> type[nn.Module]:
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            context = Context(spec.hidden_size, causal=False)
+            context = ModelProperties(spec.hidden_size, causal=False)
             self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
             for name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
@@ -282,12 +282,16 @@ def _reference_class() -> type[nn.Module]:
             return out
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            x = x + 0.5 * self._normalize_output("mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), Run()))
+            x = x + 0.5 * self._normalize_output(
+                "mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), ForwardPass())
+            )
             x = x + self._normalize_output(
                 "self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias)
             )
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
-            x = x + 0.5 * self._normalize_output("mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), Run()))
+            x = x + 0.5 * self._normalize_output(
+                "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardPass())
+            )
             out: Tensor = self.norm(x)
             return out
 
@@ -304,7 +308,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            self.subsampling = spec.subsampling.reference(Context(spec.hidden_size, causal=False))
+            self.subsampling = spec.subsampling.reference(ModelProperties(spec.hidden_size, causal=False))
             self.buckets = spec.relative_buckets
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Width
+from ..base import ModelProperties, Width
 from ..inputs import ImageInput
 from ..norm import Norm
 from .base import TowerPart
@@ -58,7 +58,7 @@ class PatchEmbedder(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -92,9 +92,12 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, hidden, p = spec, spec.hidden_size, spec.patches
             width = p.num_channels * p.temporal_patch_size * p.patch_size**2
-            self.pixel_norm = spec.norm.reference(Context(width))
+            self.pixel_norm = spec.norm.reference(ModelProperties(width))
             self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
-            self.patch_norm, self.norm = spec.norm.reference(Context(hidden)), spec.norm.reference(Context(hidden))
+            self.patch_norm, self.norm = (
+                spec.norm.reference(ModelProperties(hidden)),
+                spec.norm.reference(ModelProperties(hidden)),
+            )
             self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
 
         def forward(self, pixels: Tensor) -> Tensor:

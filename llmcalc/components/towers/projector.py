@@ -20,11 +20,11 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, WithMore
-from ..base import Context, Flag, Part, Standing, Vocab, Width
+from ..base import Flag, ModelProperties, Part, Standing, Vocab, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import ForwardPass
 from .base import TowerPart
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Projector(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -279,17 +279,17 @@ def _reference_class() -> type[nn.Module]:
             hidden = spec.hidden_size
             if spec.projected:
                 self.kv_proj = nn.Linear(width, hidden, bias=False)
-            self.query, self.kv_norm = Marks(spec.queries, hidden), spec.norm.reference(Context(hidden))
-            self.query_norm = spec.norm.reference(Context(hidden))
+            self.query, self.kv_norm = Marks(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
+            self.query_norm = spec.norm.reference(ModelProperties(hidden))
             if spec.positions:
                 self.positions = Marks(spec.queries, hidden)
-            self.attention = spec.attention.reference(Context(hidden, causal=False, cross=True))
+            self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
 
         def forward(self, x: Tensor) -> Tensor:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
-            out: Tensor = self.attention(query, Run(memory=keys))
+            out: Tensor = self.attention(query, ForwardPass(memory=keys))
             return out
 
     class ProjectorReference(nn.Module):
@@ -305,7 +305,7 @@ def _reference_class() -> type[nn.Module]:
             self.spec, width = spec, spec.input_size
             if spec.vocab_size is not None and spec.norm is not None:
                 self.token_embedding = nn.Embedding(spec.vocab_size, width)
-                self.token_norm = spec.norm.reference(Context(width))
+                self.token_norm = spec.norm.reference(ModelProperties(width))
             if spec.resampler is not None:
                 self.resampler = ResamplerReference(spec.resampler, width)
                 width = spec.resampler.hidden_size
@@ -315,14 +315,14 @@ def _reference_class() -> type[nn.Module]:
                 self.input_marks = Marks(spec.input_marks, width)
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
-                self.norm = spec.norm.reference(Context(normed_width))
+                self.norm = spec.norm.reference(ModelProperties(normed_width))
             for i, linear in enumerate(spec.maps, 1):
                 self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
                 width = linear.size // 2 if linear.gated else linear.size
             if spec.output_marks:
                 self.output_marks = Marks(spec.output_marks, width)
             if spec.out_norm is not None:
-                self.out_norm = spec.out_norm.reference(Context(width))
+                self.out_norm = spec.out_norm.reference(ModelProperties(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
             """Returns the output for non-text tokens."""

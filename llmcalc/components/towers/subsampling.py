@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Multiple, Strided
-from ..base import Component, Context, Flag, Kernel, Part, Width
+from ..base import Component, Flag, Kernel, ModelProperties, Part, Width
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Subsampling(Component):
             y = recorder.act(y, "relu")
         return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
 
 
@@ -149,7 +149,7 @@ def _reference_class() -> type[nn.Module]:
                         nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
-                    self.add_module(f"norm_{i}", spec.norm.reference(Context(conv.channels)))
+                    self.add_module(f"norm_{i}", spec.norm.reference(ModelProperties(conv.channels)))
                 channels, bins = conv.channels, (bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
             self.proj = nn.Linear(channels * bins, hidden_size, bias=spec.bias)
 

@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, WithMore
-from ..base import Context, Flag, Part, Positions, Standing, Width
+from ..base import Flag, ModelProperties, Part, Positions, Standing, Width
 from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -25,7 +25,7 @@ from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, vector
+from ..runtime import ForwardPass, vector
 from ..stack import Stack
 from .base import TowerPart
 
@@ -167,7 +167,7 @@ class VisionTower(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -244,14 +244,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AttentionPooling, hidden: int) -> None:
             super().__init__()
-            context = Context(hidden, causal=False, cross=True)
+            context = ModelProperties(hidden, causal=False, cross=True)
             self.probe = vector(torch.randn(hidden) * 0.02)
             self.attention = spec.attention.reference(context)
             self.norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
 
         def forward(self, x: Tensor) -> Tensor:
-            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), Run(memory=x))
-            out: Tensor = pooled_vector + self.mlp(self.norm(pooled_vector), Run())
+            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))
+            out: Tensor = pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
             return out
 
     class VisionTowerReference(nn.Module):
@@ -273,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
-            stack = spec.stack.reference(Context(hidden, causal=False))
+            stack = spec.stack.reference(ModelProperties(hidden, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
@@ -308,7 +308,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             x = self._with_positions(x, rows, columns) if hasattr(self, "position_embedding") else x
-            x = self._stack[0].forward(x, Run(columns=columns))
+            x = self._stack[0].forward(x, ForwardPass(columns=columns))
             x = x[:, :-1] if hasattr(self, "class_embedding") else x
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale

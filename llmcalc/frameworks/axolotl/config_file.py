@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import (
     attention_settings,
     kto_settings,
@@ -153,7 +153,7 @@ def is_axolotl(config: Table) -> bool:
     return "base_model" in config and any(name in config for name in known_keys)
 
 
-def read_axolotl(config: Table, source_file: Source) -> Launch:
+def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
@@ -196,7 +196,7 @@ def read_axolotl(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _check_trained_patterns(reader: Reading, config: Table) -> None:
+def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     """Records patterns that freeze parts of the model as unknown arguments (utils/freeze.py)."""
     patterns = config.get("unfrozen_parameters") or []
     if not isinstance(patterns, list):
@@ -212,7 +212,7 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 """Names of modules that make up the language model beside encoders of images."""
 
 
-def _accumulation_steps(reader: Reading, config: Table) -> int:
+def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
         global_batch = size_of(reader, "batch_size", config["batch_size"])
@@ -220,7 +220,7 @@ def _accumulation_steps(reader: Reading, config: Table) -> int:
     return reader.size(config, "gradient_accumulation_steps", 1)
 
 
-def _half_format(reader: Reading, config: Table) -> str | None:
+def _half_format(reader: LaunchReader, config: Table) -> str | None:
     """Returns the 16-bit number format in which weights are loaded and trained; None for fp32.
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
@@ -241,7 +241,7 @@ def _half_format(reader: Reading, config: Table) -> str | None:
     return "fp16" if flags["fp16"] or flags["float16"] else None
 
 
-def _kernel_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and the loss."""
     kernel_settings: dict[str, Any] = {}
     checkpointing = config.get("gradient_checkpointing")
@@ -272,7 +272,7 @@ def _kernel_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return kernel_settings | _loss_settings(reader, config)
 
 
-def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
@@ -296,7 +296,7 @@ def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return loss_settings
 
 
-def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
     adapter = config.get("adapter")
     if adapter in (None, "", False):
@@ -333,7 +333,7 @@ def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return adapter_settings
 
 
-def _four_bit_format(reader: Reading, config: Table) -> str:
+def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
@@ -348,7 +348,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 """Fields of the model's config that change no memory, or that of the routers' loss alone."""
 
 
-def _check_overrides(reader: Reading, config: Table) -> None:
+def _check_overrides(reader: LaunchReader, config: Table) -> None:
     """Records unmodelled overrides of the model's config as unknown arguments."""
     for key in ("model_config", "overrides_of_model_config"):
         fields = config.get(key) or {}
@@ -365,7 +365,7 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
-def _preference_settings(reader: Reading, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: LaunchReader, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs."""
     if name == "kto":
         return kto_settings(reader, run_settings)

@@ -17,9 +17,9 @@ from ...parallel.layout import Layout
 from ..launch.record import (
     LARGEST,
     Launch,
+    LaunchReader,
     LaunchSettings,
-    Reading,
-    Source,
+    LaunchSource,
     Table,
     default_attention,
     flag_value,
@@ -94,7 +94,7 @@ def is_deepspeed(config: Table) -> bool:
     return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
 
 
-def read_deepspeed(config: Table, source_file: Source, trainer: Table | None = None) -> Launch:
+def read_deepspeed(config: Table, source_file: LaunchSource, trainer: Table | None = None) -> Launch:
     """Returns the training run of a DeepSpeed config.
 
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
@@ -112,7 +112,7 @@ def read_deepspeed(config: Table, source_file: Source, trainer: Table | None = N
         )
 
 
-def read_into(reader: Reading, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
+def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for key in config:
         if key in IGNORED or str(key).startswith("_"):
@@ -140,7 +140,7 @@ def read_into(reader: Reading, config: Table, world_size: int | None, trainer: T
 
 
 def run_of_program(
-    reader: Reading, config: Table, world_size: int | None, settings: Mapping[str, Any]
+    reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
     """Returns the run of a program that creates its DeepSpeed config itself.
 
@@ -150,7 +150,7 @@ def run_of_program(
     return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
 
 
-def without_chunked_loss(reader: Reading, launch_settings: LaunchSettings) -> LaunchSettings:
+def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) -> LaunchSettings:
     """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
@@ -159,7 +159,7 @@ def without_chunked_loss(reader: Reading, launch_settings: LaunchSettings) -> La
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
-def _zero_settings(reader: Reading, config: Table) -> DeepSpeedSettings:
+def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
@@ -213,7 +213,7 @@ def _zero_settings(reader: Reading, config: Table) -> DeepSpeedSettings:
 AUTO_TEXT = "'auto'"
 
 
-def _convert_value(reader: Reading, path: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reader: LaunchReader, path: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` that names the key."""
     args = (
         [field_type]
@@ -246,7 +246,7 @@ def _type_description(field_type: Any) -> str:
     )
 
 
-def _batch_sizes(reader: Reading, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
+def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
     """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
 
     def read_size(key: str) -> int | None:
@@ -294,7 +294,7 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _number_formats(reader: Reading, config: Table, trainer: Table) -> dict[str, Any]:
+def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
     if not trainer and any(reader.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
@@ -328,7 +328,7 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 """Optimizers that are modelled in stage 0 with 16-bit weights alone."""
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
     table = reader.table(config, "optimizer")
     name = table.get("type")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
 from ..logs.text import LogText
 
 PATTERNS = (
@@ -24,7 +24,7 @@ MILLION = 10**6
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS)
+    log_values = LogValues(log_text, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest(*names)]
     if not memory_terms:
@@ -38,7 +38,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     )
 
 
-def _model_state_estimates(log_text: LogText, log_values: Facts) -> list[LogTerm]:
+def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[LogTerm]:
     """Returns DeepSpeed's estimate without offloading: 18 bytes per parameter over ranks, and the largest layer."""
     if "params" not in log_values:
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
@@ -29,7 +29,7 @@ PLUGIN_IGNORED = frozenset(
 
 
 def read_accelerate(
-    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+    reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the DeepSpeed run of an accelerate config."""
     launch_settings = _plugin_run(reader, config, world_size)
@@ -37,7 +37,7 @@ def read_accelerate(
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
 
 
-def _plugin_run(reader: Reading, accelerate_config: Table, world_size: int) -> LaunchSettings:
+def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
     table = reader.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
@@ -69,7 +69,9 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     )
 
 
-def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
+def read_trainer(
+    reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the DeepSpeed run of the Trainer's arguments."""
     argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reader.fetched("deepspeed", argument, FILE)

@@ -15,7 +15,7 @@ from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import pair_settings
 from . import step3
 
@@ -47,7 +47,7 @@ def starts_program(command_line: CommandLine) -> bool:
     )
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -71,7 +71,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target)
 
 
-def _read_step3(reader: Reading, arguments: Mapping[str, Any], source_file: Source) -> Launch:
+def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training of the actor in step 3, with the models beside it."""
     from .record import LAUNCH_FILE
 
@@ -101,7 +101,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
 
 
-def _pair_settings(reader: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
@@ -114,7 +114,7 @@ def _pair_settings(reader: Reading, data: Table, loss: str, config: dict[str, An
     return batch_settings
 
 
-def _deepspeed_config(reader: Reading, config: Table) -> dict[str, Any]:
+def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
     dtype = reader.value(config, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
@@ -144,7 +144,7 @@ def _deepspeed_config(reader: Reading, config: Table) -> dict[str, Any]:
     }
 
 
-def _adapters(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters, which have the format of the weights (dschat/utils/module/lora.py).
 
     They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
@@ -165,7 +165,7 @@ def _adapters(reader: Reading, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings that the DeepSpeed config does not contain."""
     settings: dict[str, Any] = {"seq": reader.size(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):

@@ -12,7 +12,7 @@ from ...costs.params import params
 from ...errors import InputError
 from ...sources.target import load
 from ...units import DTYPE_BITS
-from ..launch.record import Reading, Table, size_of
+from ..launch.record import LaunchReader, Table, size_of
 from ..launch.rollout import Model, Place, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
@@ -54,7 +54,7 @@ OFF = {
 """Arguments that are modelled only if they are not set → why."""
 
 
-def step1_arguments(reader: Reading, data: Table) -> dict[str, Any]:
+def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the arguments with which step 1 would train the actor of step 3."""
     for name, reason in OFF.items():
         if data.get(name) not in (None, False, 0):
@@ -71,14 +71,14 @@ def step1_arguments(reader: Reading, data: Table) -> dict[str, Any]:
     }
 
 
-def loss_settings(reader: Reading, data: Table) -> dict[str, Any]:
+def loss_settings(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the settings of the actor's log-probabilities, which are computed in the format of the logits."""
     if reader.flag(data, "compute_fp32_loss"):
         return {}
     return {"logits_dtype": "bfloat16" if data.get("dtype") == "bf16" else "float16"}
 
 
-def rollout_of(reader: Reading, data: Table, ranks: int) -> Rollout:
+def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
     """Returns the three models beside the actor. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
@@ -105,15 +105,15 @@ def rollout_of(reader: Reading, data: Table, ranks: int) -> Rollout:
     )
 
 
-def _sequence_length(reader: Reading, data: Table) -> int:
+def _sequence_length(reader: LaunchReader, data: Table) -> int:
     return reader.size(data, "max_prompt_seq_len", 256) + reader.size(data, "max_answer_seq_len", 256)
 
 
-def _place(reader: Reading, data: Table, flag: str) -> Place:
+def _place(reader: LaunchReader, data: Table, flag: str) -> Place:
     return "host" if reader.flag(data, flag) else "device"
 
 
-def _critic_parameters(reader: Reading, data: Table) -> int:
+def _critic_parameters(reader: LaunchReader, data: Table) -> int:
     """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
     name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:

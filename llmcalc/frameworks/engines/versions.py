@@ -64,7 +64,7 @@ class MeasuredOverhead(Record):
         return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
 
 
-class Context(MeasuredOverhead):
+class MeasuredContext(MeasuredOverhead):
     """Device memory in use before an engine measures free memory: the CUDA context, and NCCL's buffers.
 
     devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
@@ -79,7 +79,7 @@ def has_link(hardware: Hardware, link: str) -> bool:
     return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
 
 
-def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
+def context_on(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
     matching_rows = [
         cuda_context

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_as_trainer
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import keys_read
 
 
@@ -86,7 +86,7 @@ def starts_program(command_line: CommandLine) -> bool:
     )
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -98,7 +98,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         return launch_as_trainer(reader, LAUNCH_FILE, _trainer_arguments(reader, config, name, target), target)
 
 
-def _trainer_arguments(reader: Reading, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:
+def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:
     script = SCRIPTS[name]
     reader.ignored += [key for key in config if key in IGNORED]
     table = {key: value for key, value in config.items() if key not in IGNORED and key not in READ}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.reading import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
 from ..logs.text import LogText
 
 PATTERNS = (
@@ -18,7 +18,7 @@ PATTERNS = (
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns torchtitan's memory measurements from a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS)
+    log_values = LogValues(log_text, PATTERNS)
     memory_terms = log_values.largest("after_model", "peak_reserved")
     if not memory_terms:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import LaunchSettings, Reading, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -47,7 +47,7 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reader: Reading, table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
+    reader: LaunchReader, table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
@@ -95,7 +95,7 @@ def fsdp_layout(
     return layout, command_settings
 
 
-def _sharding_strategy(reader: Reading, table: Table) -> tuple[Zero, bool, bool]:
+def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, bool]:
     """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
@@ -119,7 +119,7 @@ def _sharding_strategy(reader: Reading, table: Table) -> tuple[Zero, bool, bool]
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def reduction_settings(reader: Reading, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
+def reduction_settings(reader: LaunchReader, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
     """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
@@ -154,7 +154,7 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 
 
 def read_accelerate(
-    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+    reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
@@ -162,7 +162,9 @@ def read_accelerate(
     return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
 
 
-def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
+def read_trainer(
+    reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
@@ -175,7 +177,12 @@ def read_trainer(reader: Reading, config: Table, world_size: int, command_settin
 
 
 def _fsdp_run(
-    reader: Reading, table: Table, world_size: int, machines: int, parallel: Table, command_settings: dict[str, Any]
+    reader: LaunchReader,
+    table: Table,
+    world_size: int,
+    machines: int,
+    parallel: Table,
+    command_settings: dict[str, Any],
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reader, table, world_size, machines, parallel)
@@ -183,7 +190,7 @@ def _fsdp_run(
     return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
-def _trainer_fsdp_table(reader: Reading, trainer_arguments: Table) -> dict[str, Any]:
+def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[str, Any]:
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):

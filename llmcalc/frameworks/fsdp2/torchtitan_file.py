@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, Reading, Source, Table, flag_value, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
 from .torchtitan_models import flavor
 
@@ -157,7 +157,7 @@ def is_titan(config: Mapping[str, Any]) -> bool:
 class _Job:
     """The keys of a torchtitan job; a key's section depends on torchtitan's version."""
 
-    def __init__(self, config: Mapping[str, Any], reader: Reading) -> None:
+    def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.data, self.reading = config, reader
 
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
@@ -189,13 +189,13 @@ class _Job:
         return value_text
 
 
-def read_titan(config: Table, source_file: Source) -> Launch:
+def read_titan(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source_file) as reader:
         return _read_sections(_Job(config, reader), source_file.world_size)
 
 
-def read_job(config: Table, reader: Reading, spec: ModelSpec) -> Launch:
+def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
     """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
     return _read_sections(_Job(config, reader), reader.source.world_size, spec)
 
@@ -221,7 +221,7 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
     )
 
 
-def _check_section(reader: Reading, name: str, table: Any) -> None:
+def _check_section(reader: LaunchReader, name: str, table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(table, Mapping):
         raise reader.wrong(name[:60], f"{shown(table)}; expected a table")

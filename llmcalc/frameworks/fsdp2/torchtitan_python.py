@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import suggest
 from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
-from ..launch.record import Launch, Reading, Source, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from .torchtitan_file import read_job
 from .torchtitan_models import flavor
 
@@ -48,7 +48,7 @@ def is_python(text: str) -> bool:
     return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
 
 
-def read_python(text: str, source_file: Source) -> Launch:
+def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a configuration function. The arguments of `source_file` are its name and overrides.
 
     Raises `InputError`, which names file, function and field.
@@ -80,7 +80,7 @@ def read_python(text: str, source_file: Source) -> Launch:
         return _read_configuration(reader, config, name)
 
 
-def _read_configuration(reader: Reading, config: Config, name: str) -> Launch:
+def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
     family = next((family for family in FAMILIES if name.startswith(family)), None)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if family is None or not isinstance(model_size, str):
@@ -102,7 +102,7 @@ def _read_configuration(reader: Reading, config: Config, name: str) -> Launch:
     )
 
 
-def _job_sections(reader: Reading, config: Config) -> dict[str, dict[str, Any]]:
+def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
@@ -123,7 +123,7 @@ def _job_sections(reader: Reading, config: Config) -> dict[str, dict[str, Any]]:
     return job
 
 
-def _batch_settings(reader: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT))
     tokens = size_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
@@ -138,7 +138,7 @@ def _batch_settings(reader: Reading, config: Mapping[str, Any], parallelism: dic
     return {"local_batch_size": batch * pieces, "seq_len": context}
 
 
-def _checkpointing_mode(reader: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
     called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called.startswith("ActivationCheckpointConfig"):

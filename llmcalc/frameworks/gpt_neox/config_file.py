@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -70,7 +70,7 @@ def _with_underscores(config: Table) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in config.items()}
 
 
-def read_gpt_neox(data: Table, source_file: Source) -> Launch:
+def read_gpt_neox(data: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         arguments = _with_underscores(data)
@@ -115,7 +115,7 @@ ESTIMATE = (
 )
 
 
-def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, words: Table) -> LaunchSettings:
+def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, words: Table) -> LaunchSettings:
     """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
@@ -152,7 +152,7 @@ def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, word
     return divided._replace(settings={**divided.settings, "batch": batch, "num_microbatches": steps})
 
 
-def _deepspeed_keys(reader: Reading, arguments: Table) -> dict[str, Any]:
+def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
     config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
@@ -170,7 +170,7 @@ def _deepspeed_keys(reader: Reading, arguments: Table) -> dict[str, Any]:
     return config
 
 
-def _kernel_settings(reader: Reading, arguments: Table) -> dict[str, Any]:
+def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
     kernel_settings: dict[str, Any] = {}
     if reader.flag(arguments, "checkpoint_activations"):
@@ -181,7 +181,7 @@ def _kernel_settings(reader: Reading, arguments: Table) -> dict[str, Any]:
     return kernel_settings
 
 
-def _mixer_kind(reader: Reading, arguments: Table) -> str:
+def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records other types as unknown."""
     config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
@@ -195,7 +195,7 @@ def _mixer_kind(reader: Reading, arguments: Table) -> str:
     return kinds.pop()
 
 
-def _model_of(reader: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
+def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> ModelSpec:
     """Returns the model that GPT-NeoX's arguments describe.
 
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
@@ -242,7 +242,7 @@ def _model_of(reader: Reading, arguments: Table, mixer: str, tp: int) -> ModelSp
     return validate(ModelSpec, table, reader.where)
 
 
-def _mamba_table(reader: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _mamba_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reader.flag(arguments, "mamba_use_bias_in_linears"):
         reader.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
@@ -256,7 +256,7 @@ def _mamba_table(reader: Reading, arguments: Table, width: int) -> dict[str, Any
     }
 
 
-def _norm_table(reader: Reading, arguments: Table) -> dict[str, Any]:
+def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
     name = str(reader.value(arguments, "norm", "layernorm"))
     if name not in ("layernorm", "rmsnorm"):
@@ -266,7 +266,7 @@ def _norm_table(reader: Reading, arguments: Table) -> dict[str, Any]:
     return {"type": name}
 
 
-def _rotary_table(reader: Reading, arguments: Table) -> dict[str, Any]:
+def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, base = (reader.value(arguments, name, default) for name, default in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
@@ -279,7 +279,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
-def _network_table(reader: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED

@@ -13,9 +13,9 @@ from ..registry import WITHOUT_A_NAME, plugins
 from .record import (
     FP16_NOTE,
     Launch,
+    LaunchReader,
     LaunchSettings,
-    Reading,
-    Source,
+    LaunchSource,
     Table,
     default_attention,
     reading_of,
@@ -53,13 +53,13 @@ def is_accelerate(config: Table) -> bool:
     return "distributed_type" in config or all(name in config for name in ACCELERATE_SIGNS)
 
 
-def read_accelerate(config: Table, source_file: Source) -> Launch:
+def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         return _read_tables(reader, config, source_file.world_size)
 
 
-def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Launch:
+def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
     reader.ignored += [argument_name for argument_name in config if argument_name in ACCELERATE_IGNORED]
     unknown_keys(
@@ -102,7 +102,7 @@ def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Laun
     )
 
 
-def _precision_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     name = str(config.get("mixed_precision") or "no").lower()[:20]
     if name in ("no", "false"):
         return {"precision": "fp32"}

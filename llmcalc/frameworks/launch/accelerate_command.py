@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import InputError
 from .command_line import arguments_of, plain_value
-from .record import ReadText, Source, Table
+from .record import LaunchSource, ReadText, Table
 from .text import parse_yaml
 from .unresolved import is_unresolved, printable, unresolved_reason
 
@@ -72,7 +72,7 @@ def processes_of(table: Table) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
 
 
-def trainer_arguments(source_file: Source) -> dict[str, Any]:
+def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     """Returns the Trainer's arguments that are equivalent to the config of `accelerate launch`.
 
     Raises `InputError` for a framework that the Trainer does not start.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
-from .record import CommandLine, Reading
+from .record import CommandLine, LaunchReader
 from .shell_words import Command
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
@@ -171,7 +171,7 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 
 
 def plain_arguments(
-    arguments: Mapping[str, Any], reader: Reading, read: Sequence[str] | frozenset[str]
+    arguments: Mapping[str, Any], reader: LaunchReader, read: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in their names, and with booleans and numbers converted.
 
@@ -201,7 +201,7 @@ def plain_value(value: Any) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def model_name(reader: Reading, flag: str, value: Any) -> str:
+def model_name(reader: LaunchReader, flag: str, value: Any) -> str:
     """Returns the model name in an argument, marked if the name is known only when the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"

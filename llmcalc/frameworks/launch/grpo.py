@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .record import Launch, Reading, Table, share_of, size_of
+from .record import Launch, LaunchReader, Table, share_of, size_of
 from .rollout import Model, Rollout, States
 
 SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
@@ -22,7 +22,7 @@ GRPO_READ = (
 
 
 def grpo_length(
-    reader: Reading, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
+    reader: LaunchReader, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
     """Returns the tokens per sequence of a GRPO training step, where a sequence is a prompt with its completion.
 
@@ -51,7 +51,7 @@ def _colocates(config: Table) -> bool:
 
 
 def colocated_rollout(
-    reader: Reading,
+    reader: LaunchReader,
     config: Table,
     launched_run: Launch,
     *,
@@ -99,7 +99,12 @@ def colocated_rollout(
 
 
 def _engine_flags(
-    reader: Reading, config: Table, sequences: int, launched_run: Launch, utilization: float, max_tokens: int | None
+    reader: LaunchReader,
+    config: Table,
+    sequences: int,
+    launched_run: Launch,
+    utilization: float,
+    max_tokens: int | None,
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
     tensor = reader.size(config, "vllm_tensor_parallel_size", 1)

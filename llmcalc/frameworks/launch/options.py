@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
 from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, Override, Source
+from .record import Launch, LaunchFile, LaunchSource, Override
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
@@ -27,9 +27,9 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 
 def read_with_options(
     file: LaunchFile,
-    read_launch_data: Callable[[Any, Source], Launch],
+    read_launch_data: Callable[[Any, LaunchSource], Launch],
     config: Any,
-    source_file: Source,
+    source_file: LaunchSource,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Returns the training run of a launch file, whose values the user's command-line options replace.

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..registry import framework
 from .accelerate_command import trainer_arguments
-from .record import Launch, LaunchFile, LaunchSettings, Reading, Table
+from .record import Launch, LaunchFile, LaunchReader, LaunchSettings, Table
 from .rollout import Rollout
 from .trainer import read_trainer
 
 
-def launch_as_trainer(reader: Reading, file: LaunchFile, table: Table, target: str) -> Launch:
+def launch_as_trainer(reader: LaunchReader, file: LaunchFile, table: Table, target: str) -> Launch:
     """Returns the training run that Trainer arguments describe, under a program's name.
 
     table: the Trainer's arguments, with the program's defaults.
@@ -42,7 +42,7 @@ def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def launch_of_run(
-    reader: Reading,
+    reader: LaunchReader,
     file: LaunchFile,
     framework_name: str,
     launch_settings: LaunchSettings,

@@ -27,7 +27,7 @@ from .command_line import (
 from .kinds import kinds, launch_files
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
-from .record import CommandLine, Fetch, Launch, ReadText, Source
+from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
 from .refused import refuse_program
 from .shell import read_script
 from .shell_words import Script
@@ -97,7 +97,7 @@ def launch_of(
     """
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
-    source = Source(
+    source = LaunchSource(
         name_in_errors,
         world_size,
         allow_unknown,
@@ -124,7 +124,7 @@ def launch_of(
     return _read_tables(_parse_tables(text, name_in_errors), source, options)
 
 
-def _read_tables(config: Any, source_file: Source, options: Mapping[str, Any]) -> Launch:
+def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of the parsed tables of a launch file."""
     name_in_errors = source_file.where
     if not isinstance(config, Mapping):
@@ -147,7 +147,7 @@ def _parse_tables(text: str, name_in_errors: str) -> Any:
     return parse_yaml(text, name_in_errors)
 
 
-def _read_python(text: str, source_file: Source, options: Mapping[str, Any]) -> Launch:
+def _read_python(text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
@@ -220,7 +220,7 @@ def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _read_script(script: Script, source_file: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
         return _read_training_command(script, source_file, batch, options)
@@ -233,7 +233,9 @@ def _read_script(script: Script, source_file: Source, batch: list[str], options:
         ) from None
 
 
-def _read_training_command(script: Script, source_file: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_training_command(
+    script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+) -> Launch:
     name_in_errors = source_file.where
     script = replace(
         script,
@@ -242,7 +244,7 @@ def _read_training_command(script: Script, source_file: Source, batch: list[str]
     lines = [line for command in script.commands if (line := command_line(command)) is not None]
     environments = {command.line: command.env for command in script.commands}
 
-    def start(command_line: CommandLine) -> Source:
+    def start(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name and options for one command: its environment and its number of devices."""
         command_env = environments.get(command_line.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
@@ -292,8 +294,8 @@ def _read_training_command(script: Script, source_file: Source, batch: list[str]
 def _read_by_arguments(
     script: Script,
     lines: list[CommandLine],
-    source_file: Source,
-    start: Callable[[CommandLine], Source],
+    source_file: LaunchSource,
+    start: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
@@ -356,7 +358,7 @@ def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLi
     raise InputError(f"{name_in_errors}: several commands train (lines {lines}); expected one")
 
 
-def _read_config(name: str, command_line: CommandLine, source_file: Source, options: Mapping[str, Any]) -> Launch:
+def _read_config(name: str, command_line: CommandLine, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a program's config file, overridden by the command's other words."""
     if is_unresolved(name):
         raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(name)}")

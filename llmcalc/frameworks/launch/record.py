@@ -121,7 +121,7 @@ def plain_of(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Source:
+class LaunchSource:
     """The name of a launch file, and the options with which it is read.
 
     where: the file's name in messages.
@@ -209,16 +209,16 @@ class LaunchFile:
     name: str
     title: str
     matches: Callable[[Table], bool] = lambda _: False
-    read: Callable[[Table, Source], Launch] | None = None
+    read: Callable[[Table, LaunchSource], Launch] | None = None
     arguments_of: str = ""
     is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
-    read_arguments: Callable[[Table, Source], Launch] | None = None
+    read_arguments: Callable[[Table, LaunchSource], Launch] | None = None
     runs: Callable[[CommandLine], bool] = lambda _: False
-    read_command: Callable[[CommandLine, Source], Launch] | None = None
+    read_command: Callable[[CommandLine, LaunchSource], Launch] | None = None
     trains: Callable[[CommandLine], bool] = lambda _: True
     reads_first: bool = False
     is_python: Callable[[str], bool] = lambda _: False
-    read_python: Callable[[str, Source], Launch] | None = None
+    read_python: Callable[[str, LaunchSource], Launch] | None = None
     program: str = ""
     version: str = ""
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
@@ -245,13 +245,13 @@ class Plugin:
 
     distributed_type: str
     table: str
-    accelerate: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings]
+    accelerate: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings]
     trainer_keys: tuple[str, ...] = ()
-    trainer: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings] | None = None
+    trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
 @dataclass
-class Reading:
+class LaunchReader:
     """The state of a launch file's reader: the file, and the notes collected so far.
 
     source: the file.
@@ -264,7 +264,7 @@ class Reading:
         false by default.
     """
 
-    source: Source
+    source: LaunchSource
     unknown: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -391,11 +391,11 @@ MOST_LISTED = 12
 
 
 @contextmanager
-def reading_of(source_file: Source) -> Iterator[Reading]:
+def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     """Returns a context in which a file is read; errors inside begin with the file's name."""
     name_in_errors = source_file.where
     try:
-        yield Reading(source_file)
+        yield LaunchReader(source_file)
     except InputError as error:
         text = str(error)
         raise (error if text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {text}")) from None
@@ -404,7 +404,7 @@ def reading_of(source_file: Source) -> Iterator[Reading]:
 ATTENTION = "attn_implementation"
 
 
-def default_attention(reader: Reading) -> dict[str, Any]:
+def default_attention(reader: LaunchReader) -> dict[str, Any]:
     """Returns no attention setting, so that transformers' default (sdpa) runs, and lists the default as filled in."""
     reader.filled_in[ATTENTION] = "sdpa"
     return {}
@@ -419,7 +419,7 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
     return "segments"
 
 
-def check_env(reader: Reading, env: Mapping[str, str]) -> None:
+def check_env(reader: LaunchReader, env: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
     for name in ALLOCATOR_VARIABLES:
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
@@ -432,7 +432,7 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reader: Reading, argument_name: str, value: Any, *, least: int = 1) -> int:
+def size_of(reader: LaunchReader, argument_name: str, value: Any, *, least: int = 1) -> int:
     """Returns a value as a whole number of at least `least`. Raises `InputError`, which names the argument."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
@@ -444,7 +444,7 @@ def size_of(reader: Reading, argument_name: str, value: Any, *, least: int = 1) 
     return number
 
 
-def share_of(reader: Reading, argument_name: str, config: Table, default: float) -> float:
+def share_of(reader: LaunchReader, argument_name: str, config: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
     value = reader.value(config, argument_name, default)
     try:
@@ -456,7 +456,7 @@ def share_of(reader: Reading, argument_name: str, config: Table, default: float)
     return fraction
 
 
-def flag_value(reader: Reading, argument_name: str, value: Any) -> bool:
+def flag_value(reader: LaunchReader, argument_name: str, value: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
@@ -472,7 +472,7 @@ LARGEST = 2**40
 
 
 def unknown_keys(
-    reader: Reading, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
+    reader: LaunchReader, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
 ) -> None:
     """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
     names = set(known_names)

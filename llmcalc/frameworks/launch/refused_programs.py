@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...errors import InputError
-from .record import CommandLine, Launch, LaunchFile, Source
+from .record import CommandLine, Launch, LaunchFile, LaunchSource
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RefusedProgram:
         has_sign = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
         return has_sign and re.fullmatch(self.commands, command_line.program) is not None
 
-    def read_command(self, command_line: CommandLine, source_file: Source) -> Launch:
+    def read_command(self, command_line: CommandLine, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a command of the program."""
         raise InputError(
             f"{source_file.where}: line {command_line.line}: {command_line.program} is {self.name}'s: "
@@ -48,7 +48,7 @@ class RefusedProgram:
         """Whether a Python file is written for the program."""
         return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
 
-    def read_python(self, _: str, source_file: Source) -> Launch:
+    def read_python(self, _: str, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a Python file of the program."""
         raise InputError(f"{source_file.where}: a Python file of {self.name}: {self.reason_and_advice}")
 

@@ -18,9 +18,9 @@ from .record import (
     FP16_NOTE,
     NO_FILES,
     Launch,
+    LaunchReader,
     LaunchSettings,
-    Reading,
-    Source,
+    LaunchSource,
     Table,
     default_attention,
     reading_of,
@@ -119,13 +119,13 @@ def is_run_by(command_words: Sequence[str]) -> bool:
     return any(command_word.startswith("--per_device_train_batch") for command_word in command_words)
 
 
-def read_trainer(config: Table, source_file: Source) -> Launch:
+def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         return _read_arguments(reader, config, source_file.world_size)
 
 
-def read_arguments(arguments: Table, source_file: Source) -> Launch:
+def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
     plain_arguments: dict[str, Any] = {}
     for flag, value in arguments.items():
@@ -157,7 +157,7 @@ def _plain_value(value: Any) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def _read_arguments(reader: Reading, config: Table, world_size: int | None) -> Launch:
+def _read_arguments(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     reader.ignored += [argument_name for argument_name in config if argument_name in TRAINER_IGNORED]
     unknown_keys(reader, config, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
     run_settings = trainer_settings(reader, config)
@@ -166,7 +166,7 @@ def _read_arguments(reader: Reading, config: Table, world_size: int | None) -> L
 
 
 def trained(
-    reader: Reading,
+    reader: LaunchReader,
     file_kind: str,
     config: Table,
     run_settings: dict[str, Any],
@@ -204,7 +204,7 @@ def trained(
 
 
 def _with_named_files(
-    reader: Reading, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: LaunchReader, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments in which the framework's config files are replaced by their tables."""
     expected_text = f"a config of {framework(name).title}"
@@ -217,7 +217,7 @@ def _with_named_files(
 
 
 def trainer_settings(
-    reader: Reading, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
+    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
 
@@ -245,7 +245,7 @@ def trainer_settings(
     return run_settings
 
 
-def noise_words(reader: Reading, config: Table) -> None:
+def noise_words(reader: LaunchReader, config: Table) -> None:
     """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
     if config.get("neftune_noise_alpha") not in (None, False, ""):
         reader.notes.append(
@@ -253,7 +253,7 @@ def noise_words(reader: Reading, config: Table) -> None:
         )
 
 
-def optimizer_settings(reader: Reading, key: str, value: Any) -> dict[str, Any]:
+def optimizer_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
     """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
@@ -268,7 +268,7 @@ WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf
 
 
 def pair_settings(
-    reader: Reading,
+    reader: LaunchReader,
     loss: str,
     run_settings: Mapping[str, Any],
     reference: FrozenModel | None = None,
@@ -294,7 +294,7 @@ def pair_settings(
 
 
 def kto_settings(
-    reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
+    reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
     """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
 
@@ -305,7 +305,7 @@ def kto_settings(
     return {"batch": run_settings["batch"]}
 
 
-def add_reference(reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
     """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
 
     run_settings: the settings of the run.
@@ -332,7 +332,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""
 
 
-def weight_formats(reader: Reading, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
+def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
     """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
@@ -359,7 +359,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 """Beginnings and parts of the names of attention implementations that keep no scores."""
 
 
-def attention_settings(reader: Reading, key: str, value: Any) -> dict[str, Any]:
+def attention_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
     """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
@@ -371,7 +371,9 @@ def attention_settings(reader: Reading, key: str, value: Any) -> dict[str, Any]:
     return {"attn_implementation": "flash"}
 
 
-def trainer_kernels(reader: Reading, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
+def trainer_kernels(
+    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS
+) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
     kernel_settings: dict[str, Any] = {}
     checkpoints = reader.flag(config, "gradient_checkpointing", defaults["gradient_checkpointing"])
@@ -392,7 +394,7 @@ def trainer_kernels(reader: Reading, config: Table, defaults: Mapping[str, Any] 
     return kernel_settings
 
 
-def trainer_adapters(reader: Reading, config: Table) -> dict[str, Any]:
+def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
     if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
         for argument_name in ("load_in_4bit", "load_in_8bit"):
@@ -412,7 +414,7 @@ def trainer_adapters(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def lora_settings(
-    reader: Reading,
+    reader: LaunchReader,
     *,
     rank: tuple[str, Any],
     targets: tuple[str, Any],

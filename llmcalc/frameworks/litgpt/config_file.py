@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
 READ = frozenset(
@@ -60,7 +60,7 @@ def is_litgpt(config: Table) -> bool:
     )
 
 
-def read_litgpt(config: Table, source_file: Source) -> Launch:
+def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
@@ -110,7 +110,7 @@ def read_litgpt(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _device_count(reader: Reading, config: Table) -> int:
+def _device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices: devices per machine times machines."""
     devices = reader.value(config, "devices", 1)
     if isinstance(devices, str) and not devices.isdecimal():
@@ -118,7 +118,7 @@ def _device_count(reader: Reading, config: Table) -> int:
     return size_of(reader, "devices", devices) * reader.size(config, "num_nodes", 1)
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     value = reader.value(config, "optimizer", "AdamW")
     name = str(value.get("class_path") if isinstance(value, Mapping) else value).rpartition(".")[2]
     options = value.get("init_args") if isinstance(value, Mapping) else None
@@ -131,7 +131,7 @@ def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
 
 
-def _adapter_settings(reader: Reading, config: Table, precision: str) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
         projection

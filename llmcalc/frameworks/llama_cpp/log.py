@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
 from ..logs.text import LogText
 
 _BUFFER = re.compile(
@@ -81,7 +81,7 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS, _is_of_a_slot)
+    log_values = LogValues(log_text, PATTERNS, _is_of_a_slot)
     buffers = _buffer_sizes(log_text)
     memory_terms = tuple(
         LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
@@ -131,13 +131,13 @@ def _is_of_a_slot(line: str) -> bool:
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
-def _device_sizes(log_values: Facts) -> list[int]:
+def _device_sizes(log_values: LogValues) -> list[int]:
     """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
     sizes = log_values.sizes("vram")
     return sizes[-min(len(sizes), max(1, int(log_values.text("devices") or 1))) :]
 
 
-def _llama_server_flags(log_values: Facts) -> dict[str, str]:
+def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
     """Returns the flags of llama-server that the log states, with the cache's number formats.
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
@@ -158,7 +158,7 @@ def _llama_server_flags(log_values: Facts) -> dict[str, str]:
     return flags | ({"kv_unified": log_values.text("kv_unified")} if "kv_unified" in log_values else {})
 
 
-def _ollama_flags(log_values: Facts) -> dict[str, str]:
+def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     """Returns Ollama's options from the log, in which each request has an equal share of the context."""
     parallel = max(1, int(log_values.text("parallel") or 1))
     options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}

@@ -11,7 +11,7 @@ from typing import Any
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ..frozen_model import FrozenModel
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -110,7 +110,7 @@ def is_llama_factory(config: Table) -> bool:
     )
 
 
-def read_llama_factory(config: Table, source_file: Source) -> Launch:
+def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(config):
         return read_version_1(config, source_file)
@@ -163,7 +163,7 @@ def _reference_model(config: Table) -> FrozenModel:
     )
 
 
-def _with_kernel_arguments(reader: Reading, config: Table) -> dict[str, Any]:
+def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the arguments with the Trainer's names for activation checkpointing and Liger-Kernel.
 
     Layers are checkpointed by default, in the reentrant way.
@@ -182,14 +182,14 @@ def _with_kernel_arguments(reader: Reading, config: Table) -> dict[str, Any]:
     return arguments
 
 
-def _attention_implementation(reader: Reading, config: Table) -> str:
+def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     name = str(reader.value(config, "flash_attn", "auto"))[:20]
     if name not in ATTENTION:
         raise reader.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
     return ATTENTION[name]
 
 
-def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     targets = reader.value(config, "lora_target", "all")
     adapter_settings = lora_settings(
@@ -218,7 +218,9 @@ def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return adapter_settings
 
 
-def _optimizer_settings(reader: Reading, config: Table, run_settings: Table, world_size: int | None) -> dict[str, Any]:
+def _optimizer_settings(
+    reader: LaunchReader, config: Table, run_settings: Table, world_size: int | None
+) -> dict[str, Any]:
     """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
     if reader.flag(config, "use_galore"):
         return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
@@ -238,7 +240,7 @@ def _optimizer_settings(reader: Reading, config: Table, run_settings: Table, wor
 
 
 def _low_rank_optimizer(
-    reader: Reading, config: Table, name: str, run_settings: Table, world_size: int | None
+    reader: LaunchReader, config: Table, name: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
     if "lora_rank" in run_settings:
@@ -266,7 +268,7 @@ def _low_rank_optimizer(
     return settings
 
 
-def _number_formats(reader: Reading, config: Table, finetuning_type: str) -> dict[str, Any]:
+def _number_formats(reader: LaunchReader, config: Table, finetuning_type: str) -> dict[str, Any]:
     """Returns the number formats. Trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
 
     Frozen weights have the format of products, or the checkpoint's.

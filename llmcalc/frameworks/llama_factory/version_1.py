@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import shown
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import attention_settings, lora_settings, pair_settings, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -41,7 +41,7 @@ def is_version_1(config: Table) -> bool:
     return "model" in config and "model_class" in config and "micro_batch_size" in config
 
 
-def read_version_1(config: Table, source_file: Source) -> Launch:
+def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
@@ -93,12 +93,12 @@ def read_version_1(config: Table, source_file: Source) -> Launch:
         return launched_run
 
 
-def _plugin_name(reader: Reading, config: Table, key: str) -> str:
+def _plugin_name(reader: LaunchReader, config: Table, key: str) -> str:
     """Returns the name of a plugin; empty without one."""
     return str(reader.table(config, key).get("name") or "")[:60]
 
 
-def _framework_arguments(reader: Reading, data: Table) -> dict[str, Any]:
+def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments that select the same framework."""
     table, name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
     if not name:
@@ -118,7 +118,7 @@ def _framework_arguments(reader: Reading, data: Table) -> dict[str, Any]:
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of torch's AdamW, which is the default."""
     name = _plugin_name(reader, config, "optim_config")
     if name:
@@ -126,7 +126,7 @@ def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return {"optimizer": "adamw", "optimizer_impl": "foreach"}
 
 
-def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     table, name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
     quantization = reader.table(config, "quant_config")

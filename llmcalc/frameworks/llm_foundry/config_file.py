@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 
 ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
@@ -40,7 +40,7 @@ def is_llm_foundry(config: Table) -> bool:
     return isinstance(model, Mapping) and "name" in model and "train_loader" in config
 
 
-def read_llm_foundry(config: Table, source_file: Source) -> Launch:
+def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.expandable = config.get("expandable_segments") is not False
@@ -82,7 +82,7 @@ def read_llm_foundry(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _resolved_value(reader: Reading, config: Table, name: str, value: Any) -> Any:
+def _resolved_value(reader: LaunchReader, config: Table, name: str, value: Any) -> Any:
     """Returns a value, or the value of the key to which it refers. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
@@ -95,7 +95,7 @@ def _resolved_value(reader: Reading, config: Table, name: str, value: Any) -> An
     return referenced_value
 
 
-def _batch_settings(reader: Reading, config: Table, world_size: int) -> dict[str, Any]:
+def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dict[str, Any]:
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
         raise reader.wrong(
@@ -111,7 +111,7 @@ def _batch_settings(reader: Reading, config: Table, world_size: int) -> dict[str
     return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     name = str(reader.table(config, "optimizer").get("name"))[:40]
     if name not in OPTIMIZERS:
         reader.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
@@ -120,7 +120,7 @@ def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _number_formats(reader: Reading, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
@@ -135,7 +135,7 @@ def _number_formats(reader: Reading, config: Table, fsdp: Table, is_sharded: boo
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed_precision == "PURE" else ""
 
 
-def _attention_kernel(reader: Reading, model: Table) -> str:
+def _attention_kernel(reader: LaunchReader, model: Table) -> str:
     config = model.get("attn_config") or {}
     if isinstance(config, Mapping) and config.get("attn_impl") == "torch":
         return "eager"
@@ -144,7 +144,7 @@ def _attention_kernel(reader: Reading, model: Table) -> str:
     return "flash"
 
 
-def _mpt_model(reader: Reading, model: Table, length: int) -> ModelSpec:
+def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reader.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():

@@ -101,7 +101,7 @@ def _skip_no_line(line: str) -> bool:
     return False
 
 
-class Facts:
+class LogValues:
     """The values that regular expressions matched in a log, by name of the regex group, in the order of the lines."""
 
     def __init__(

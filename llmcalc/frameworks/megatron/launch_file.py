@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ..launch import trainer
-from ..launch.record import LARGEST, Launch, Reading, Source, Table, allocator_of, check_env, reading_of
+from ..launch.record import LARGEST, Launch, LaunchReader, LaunchSource, Table, allocator_of, check_env, reading_of
 from ..launch.shell_arithmetic import evaluated
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
@@ -118,7 +118,7 @@ def is_run_by(command_words: Sequence[str]) -> bool:
     return bool(names & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
 
-def read_megatron(arguments_table: Table, source_file: Source) -> Launch:
+def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a functional test's table, or of a table of argument → value.
 
     Raises `InputError`, which names file and argument.
@@ -135,7 +135,7 @@ def read_megatron(arguments_table: Table, source_file: Source) -> Launch:
 
 
 def _argument_table(
-    reader: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]
+    reader: LaunchReader, arguments_table: Mapping[str, Any], variables: dict[str, str]
 ) -> Mapping[str, Any]:
     """Returns the table of arguments from a functional test, or the table itself.
 
@@ -158,7 +158,7 @@ def _argument_table(
     return arguments
 
 
-def _note_entry(reader: Reading, key: str) -> None:
+def _note_entry(reader: LaunchReader, key: str) -> None:
     """Records a key of the table as ignored or unknown."""
     if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored.append(key)
@@ -166,7 +166,7 @@ def _note_entry(reader: Reading, key: str) -> None:
         reader.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
-def _read_arguments(reader: Reading, arguments: Table, env: dict[str, str]) -> Launch:
+def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
     """Returns the training run of Megatron-LM's arguments: its settings and model."""
     source_file = reader.source
     values = _field_values(reader, arguments)
@@ -267,7 +267,7 @@ def _field_types() -> dict[str, Any]:
     return get_type_hints(MegatronSettings)
 
 
-def _field_values(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
@@ -301,7 +301,7 @@ def _field_values(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, An
     return values
 
 
-def value_of(reader: Reading, flag: str, value_type: Any, value: Any) -> Any:
+def value_of(reader: LaunchReader, flag: str, value_type: Any, value: Any) -> Any:
     """Returns the value of an argument in the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
@@ -326,7 +326,7 @@ def value_of(reader: Reading, flag: str, value_type: Any, value: Any) -> Any:
     raise reader.wrong(flag, f"{shown(value)}; expected {_expected_types(choices)}")
 
 
-def _flag_value(reader: Reading, flag: str, value: Any) -> bool | None:
+def _flag_value(reader: LaunchReader, flag: str, value: Any) -> bool | None:
     """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
     if value in (True, None, "") or value == []:
         return True

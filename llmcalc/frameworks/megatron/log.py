@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, pattern
 from ..logs.text import LogText
 
 _MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
@@ -24,7 +24,7 @@ BILLION = 10**9
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
-    log_values = Facts(log_text, PATTERNS)
+    log_values = LogValues(log_text, PATTERNS)
     for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if argument_name in log_values:
             log_values.values[argument_name] = [f"{number} MB" for number in log_values.values[argument_name]]

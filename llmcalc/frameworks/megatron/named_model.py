@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import LaunchSettings, Reading
+from ..launch.record import LaunchReader, LaunchSettings
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def smallest_run(parallel_run: MegatronRun) -> int:
 
 
 def megatron_run(
-    reader: Reading, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
+    reader: LaunchReader, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the layout and settings of a Megatron-Core run. settings: the run's other settings.
 
@@ -92,7 +92,7 @@ def megatron_run(
     return LaunchSettings(layout, {**run_settings, **settings})
 
 
-def _recompute_setting(reader: Reading, parallel_run: MegatronRun) -> str | None:
+def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:
     """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
     if parallel_run.recompute_granularity is None:
         return None

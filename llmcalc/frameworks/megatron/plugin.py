@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
-from ..launch.record import LaunchSettings, Reading, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 
 MEGATRON_READ = frozenset(
     """
@@ -19,7 +19,7 @@ MEGATRON_READ = frozenset(
 
 
 def read_accelerate(
-    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+    reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
     section = "megatron_lm_config"

@@ -16,7 +16,7 @@ from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
-from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
 
@@ -69,7 +69,7 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program == "run_recipe.py" or command_line.program.startswith("megatron.bridge")
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Raises `InputError` for a command, with the recipe's file and overrides to type in its place."""
     command_words = list(command_line.words)
     flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
@@ -91,7 +91,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     )
 
 
-def read_python(text: str, source_file: Source) -> Launch:
+def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-Bridge recipe. `source_file` has the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
@@ -111,7 +111,7 @@ def read_python(text: str, source_file: Source) -> Launch:
         return _read_configuration(reader, config, LAUNCH_FILE, name)
 
 
-def _recipe_configuration(reader: Reading, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
+def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and its name, which may be imported from another file."""
     configurations = Configurations(syntax_tree, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
@@ -168,7 +168,7 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
     return aliases
 
 
-def _read_configuration(reader: Reading, config: Config, program: Any, name: str) -> Launch:
+def _read_configuration(reader: LaunchReader, config: Config, program: Any, name: str) -> Launch:
     def get(key: str, default: Any = None) -> Any:
         value = config.get(key, default)
         if isinstance(value, Unknown):
@@ -234,7 +234,7 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
 
 
-def _optimizer_settings(reader: Reading, config: Config) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: the number formats of its states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}

@@ -17,7 +17,7 @@ from ...components.norm import Norm
 from ...model import ModelSpec
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import SIGNS as SIZES
 from ..megatron.launch_file import read_megatron
@@ -93,7 +93,7 @@ def starts_program(command_line: CommandLine) -> bool:
     )
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -124,7 +124,7 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
     return spec.model_copy(update={"decoder": decoder})
 
 
-def megatron_arguments(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     table: dict[str, Any] = {}
     for flag, value in arguments.items():
@@ -176,7 +176,7 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
-def _set_position_embedding(reader: Reading, table: dict[str, Any]) -> None:
+def _set_position_embedding(reader: LaunchReader, table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     name = str(table.get("--position-embedding-type"))
     if name not in POSITIONS:
@@ -188,7 +188,7 @@ def _set_position_embedding(reader: Reading, table: dict[str, Any]) -> None:
         )
 
 
-def _set_layer_partition(reader: Reading, table: dict[str, Any]) -> None:
+def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
     """Sets how layers are divided into stages: embedding and head may count as one layer each (BigScience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
@@ -200,7 +200,7 @@ def _set_layer_partition(reader: Reading, table: dict[str, Any]) -> None:
         reader.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
-def _set_zero_stage(reader: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
@@ -240,7 +240,7 @@ VOCABULARIES = {
 """Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
-def _set_vocabulary(reader: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
     name = str(arguments.get("--tokenizer-name-or-path", ""))
     table["--tokenizer-type"] = "NullTokenizer"

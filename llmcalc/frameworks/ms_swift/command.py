@@ -13,7 +13,7 @@ from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length
 from ..launch.program_readers import launch_as_trainer, launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
@@ -102,7 +102,7 @@ def trains(command_line: CommandLine) -> bool:
     return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -135,7 +135,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         )
 
 
-def _read_megatron_command(reader: Reading, command_line: CommandLine, verb: str) -> Launch:
+def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
     from .record import LAUNCH_FILE
 
@@ -157,7 +157,7 @@ def _read_megatron_command(reader: Reading, command_line: CommandLine, verb: str
     return launched_run
 
 
-def _task_arguments(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
+def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
     """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
     task_type = str(config.get("task_type", "causal_lm"))[:30]
     if rlhf_type or task_type in ("causal_lm", "prm"):
@@ -169,7 +169,7 @@ def _task_arguments(reader: Reading, config: Table, rlhf_type: str) -> tuple[str
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _check_visible_devices(reader: Reading, config: Table) -> None:
+def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
 
     Source: swift/model/register.py, `get_default_device_map`.
@@ -188,7 +188,7 @@ def _check_visible_devices(reader: Reading, config: Table) -> None:
     )
 
 
-def _sequence_ranks(reader: Reading, data: Table) -> int:
+def _sequence_ranks(reader: LaunchReader, data: Table) -> int:
     """Returns the ranks that divide each sequence (swift/sequence_parallel/*.py, Ulysses): each has a part of its
     tokens, and of their logits."""
     ranks = reader.size(data, "sequence_parallel_size", 1)
@@ -204,7 +204,7 @@ def _sequence_ranks(reader: Reading, data: Table) -> int:
     return ranks
 
 
-def _adapter_arguments(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     table = {
         "use_peft": True,
@@ -220,7 +220,7 @@ def _adapter_arguments(reader: Reading, config: Table) -> dict[str, Any]:
     )
 
 
-def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
+def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     read_names = (*read_names, *known_names(reader, data, rlhf_type), *_task_arguments(reader, data, rlhf_type))

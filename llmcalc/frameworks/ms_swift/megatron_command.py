@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import shown
 from ..frozen_model import FrozenModel
 from ..launch.grpo import grpo_length
-from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
 from ..launch.trainer import kto_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rlhf import GRPO_BETA, PAIRS, known_names
@@ -67,7 +67,7 @@ IGNORED = frozenset(
 
 
 def run_of_megatron(
-    reader: Reading, config: Table, more_ignored: frozenset[str], rlhf_type: str = ""
+    reader: LaunchReader, config: Table, more_ignored: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
     """Returns the training run of a command.
 
@@ -135,7 +135,7 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 """The reference model, which every rank has a part of, as of the trained weights."""
 
 
-def _sequences(reader: Reading, rlhf_type: str, micro_batch: int) -> int:
+def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int) -> int:
     """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run."""
     if rlhf_type in ("", "grpo"):
         return micro_batch
@@ -144,7 +144,7 @@ def _sequences(reader: Reading, rlhf_type: str, micro_batch: int) -> int:
     return int(pair_settings(reader, PAIRS[rlhf_type], {"batch": micro_batch}, REFERENCE, keeps_logits=True)["batch"])
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
     if not reader.flag(config, "use_precision_aware_optimizer"):
         return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..launch.grpo import GRPO_READ, colocated_rollout
-from ..launch.record import Launch, Reading, Table
+from ..launch.record import Launch, LaunchReader, Table
 from ..launch.rollout import Rollout, States
 from ..launch.trainer import kto_settings, pair_settings
 
@@ -54,7 +54,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
 
-def known_names(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
+def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
     """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
     if not rlhf_type:
         return ()
@@ -69,7 +69,7 @@ def known_names(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ..
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 
-def sequences_of(reader: Reading, rlhf_type: str, batch: int, has_adapters: bool) -> int:
+def sequences_of(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
     """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
@@ -83,7 +83,7 @@ def sequences_of(reader: Reading, rlhf_type: str, batch: int, has_adapters: bool
     return int(run_settings["batch"])
 
 
-def rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
+def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
     offloaded_states: set[States] = set()
     if reader.flag(config, "offload_model"):
@@ -102,7 +102,7 @@ def rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
     )
 
 
-def megatron_rollout_of(reader: Reading, config: Table, launched_run: Launch) -> Rollout:
+def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of `megatron rlhf --rlhf_type grpo`.
 
     `--offload_model` puts main gradients and the reference model on the host too (swift/megatron/trainers/utils.py,

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -73,13 +73,13 @@ def starts_program(command_line: CommandLine) -> bool:
     )
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         return _read_values(reader, _run_values(reader, {}, command_line.words))
 
 
-def read_python(text: str, source_file: Source) -> Launch:
+def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT configuration.
 
     The arguments of `source_file` are further configurations and `--key=value`.
@@ -91,7 +91,7 @@ def read_python(text: str, source_file: Source) -> Launch:
         return _read_values(reader, _run_values(reader, names, source_file.arguments))
 
 
-def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
+def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
     """Returns key → value of a run, from the file, from configuration files in the command, and from `--key=value`."""
     values = dict(names)
     for command_word in command_words:
@@ -111,7 +111,7 @@ def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequen
     return values
 
 
-def _read_values(reader: Reading, values: Mapping[str, Any]) -> Launch:
+def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
     from .record import LAUNCH_FILE
 
     known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
@@ -156,7 +156,7 @@ def _read_values(reader: Reading, values: Mapping[str, Any]) -> Launch:
     return replace(launched_run, spec=spec)
 
 
-def _gpt_model(reader: Reading, run_values: Mapping[str, Any]) -> ModelSpec:
+def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:
     """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
     start = str(run_values["init_from"])
     if start == "resume":

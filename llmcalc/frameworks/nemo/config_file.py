@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.presets import find_preset, load_preset
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..megatron.launch_file import read_megatron
 
 SIZES = {
@@ -123,7 +123,7 @@ def is_nemo(config: Table) -> bool:
     )
 
 
-def read_nemo(config: Table, source_file: Source) -> Launch:
+def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
@@ -158,7 +158,7 @@ def read_nemo(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _model_values(reader: Reading, config: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _model_values(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
     model = config["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
@@ -174,7 +174,7 @@ SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved_value(reader: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved_value(reader: LaunchReader, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns a value; a reference such as `${.encoder_seq_length}` is replaced by the value of its key."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
@@ -185,7 +185,7 @@ def _resolved_value(reader: Reading, key: str, value: Any, values: Mapping[str, 
     return _resolved_value(reader, key, values[name], values, depth + 1)
 
 
-def _device_count(reader: Reading, config: Table, overrides: Mapping[str, Any]) -> int:
+def _device_count(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
     trainer = {
         **config["trainer"],
@@ -196,7 +196,7 @@ def _device_count(reader: Reading, config: Table, overrides: Mapping[str, Any]) 
     )
 
 
-def _megatron_arguments(reader: Reading, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _megatron_arguments(reader: LaunchReader, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
@@ -229,7 +229,7 @@ def _megatron_arguments(reader: Reading, values: Mapping[str, Any], config: Tabl
     return arguments
 
 
-def _layer_arguments(reader: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_arguments(reader: LaunchReader, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
     norm = str(values.get("normalization", "layernorm")).lower()
@@ -254,7 +254,7 @@ def _layer_arguments(reader: Reading, values: Mapping[str, Any]) -> dict[str, An
     return arguments
 
 
-def _precision_arguments(reader: Reading, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _precision_arguments(reader: LaunchReader, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the number formats."""
     precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
@@ -269,7 +269,7 @@ def _precision_arguments(reader: Reading, values: Mapping[str, Any], config: Tab
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _vocabulary_size(reader: Reading, values: Mapping[str, Any]) -> int:
+def _vocabulary_size(reader: LaunchReader, values: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:

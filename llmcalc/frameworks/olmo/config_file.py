@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
@@ -38,7 +38,7 @@ def is_olmo(config: Table) -> bool:
     return isinstance(model, Mapping) and "d_model" in model and "layer_norm_type" in model and "optimizer" in config
 
 
-def read_olmo(config: Table, source_file: Source) -> Launch:
+def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         spec = _model_of(reader, reader.table(config, "model"))
@@ -83,7 +83,7 @@ def read_olmo(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _model_of(reader: Reading, model: Table) -> ModelSpec:
+def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
@@ -140,7 +140,7 @@ def _model_of(reader: Reading, model: Table) -> ModelSpec:
     return validate(ModelSpec, table, reader.where)
 
 
-def _step_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))

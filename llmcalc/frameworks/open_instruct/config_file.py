@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trained
 
 READ = frozenset(
@@ -52,7 +52,7 @@ def is_open_instruct(config: Table) -> bool:
     return "model_name_or_path" in config and any(name in config for name in SIGNS) and "finetuning_type" not in config
 
 
-def read_open_instruct(config: Table, source_file: Source) -> Launch:
+def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         ignored = TRAINER_IGNORED | IGNORED
@@ -86,7 +86,7 @@ def read_open_instruct(config: Table, source_file: Source) -> Launch:
         return trained(reader, "open-instruct", {**arguments, "bf16": True}, run_settings, source_file.world_size)
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "use_8bit_optimizer") or reader.flag(config, "use_qlora"):
         bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
         return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
@@ -96,7 +96,7 @@ def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     }
 
 
-def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     targets = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
     adapter_settings = lora_settings(
         reader,

@@ -16,7 +16,7 @@ from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, share_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
 from ..launch.trainer import kto_settings, pair_settings
 
@@ -89,7 +89,7 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program.startswith("openrlhf.cli.")
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -137,13 +137,13 @@ def _current_name(flag: str) -> str:
     return SFT.get(name, name)
 
 
-def _refuse_unmodelled(reader: Reading, config: Table) -> None:
+def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     for name, (value, reason) in REFUSED.items():
         if config.get(name, value) != value:
             reader.unknown[f"--{name}"] = reason
 
 
-def _actor_devices(reader: Reading, config: Table) -> int:
+def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
     per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
     nodes = size_of(reader, "--actor.num_nodes", reader.value(config, "actor.num_nodes", 1))
@@ -157,7 +157,7 @@ def _actor_devices(reader: Reading, config: Table) -> int:
 
 
 def _pair_settings(
-    reader: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+    reader: LaunchReader, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch of a config for pairs, and returns the settings of their loss; KTO has single answers."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
@@ -172,7 +172,7 @@ def _pair_settings(
     return batch_settings
 
 
-def _deepspeed_config(reader: Reading, data: Table, world_size: int | None) -> dict[str, Any]:
+def _deepspeed_config(reader: LaunchReader, data: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
     dtype = reader.value(data, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
@@ -203,7 +203,7 @@ def _deepspeed_config(reader: Reading, data: Table, world_size: int | None) -> d
     return config
 
 
-def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
     attention = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
@@ -225,7 +225,7 @@ def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _sequence_length(reader: Reading, config: Table) -> int:
+def _sequence_length(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
     ring = reader.size(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
@@ -250,7 +250,7 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """Where the files of OpenRLHF say what is on a device in each phase."""
 
 
-def _rollout_of(reader: Reading, config: Table, ranks: int) -> Rollout | None:
+def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | None:
     """Returns the other models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
     colocates_all = reader.flag(config, "train.colocate_all")
     with_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
@@ -276,7 +276,7 @@ def _rollout_of(reader: Reading, config: Table, ranks: int) -> Rollout | None:
     )
 
 
-def _engine_flags(reader: Reading, config: Table) -> dict[str, Any]:
+def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reader.size(config, "vllm.tensor_parallel_size", 1),
         "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
@@ -285,14 +285,14 @@ def _engine_flags(reader: Reading, config: Table) -> dict[str, Any]:
     return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})
 
 
-def _longest_sequence(reader: Reading, config: Table) -> int:
+def _longest_sequence(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of the longest sequence."""
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return _sequence_length(reader, config)
     return reader.size(config, "data.max_len", 2048)
 
 
-def _reference_model(reader: Reading, config: Table, ranks: int) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Model:
     """Returns the reference model; none if the KL term has no weight."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
@@ -300,7 +300,7 @@ def _reference_model(reader: Reading, config: Table, ranks: int) -> Model:
     return Model(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
-def _critic_place(reader: Reading, config: Table) -> Place:
+def _critic_place(reader: LaunchReader, config: Table) -> Place:
     if str(reader.value(config, "algo.advantage.estimator", "gae")) != "gae":
         return "none"
     reader.notes.append("the critic is counted as large as the actor")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
@@ -42,7 +42,7 @@ def starts_program(command_line: CommandLine) -> bool:
     return any(command_word.partition("=")[0] == "--patch-tokenizer-type" for command_word in command_line.words)
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
@@ -74,7 +74,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         )
 
 
-def _set_vocabulary(reader: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], table: dict[str, Any]) -> None:
     """Adds the size of the patch's vocabulary to Megatron-LM's arguments."""
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return

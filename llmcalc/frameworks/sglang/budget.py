@@ -21,7 +21,7 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank, architectures, mixers
 from ..engines.server import EngineServer
-from ..engines.versions import Context
+from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed import compressed_tokens, has_compressed_attention
@@ -339,7 +339,7 @@ class Server(EngineServer):
         }
 
     @property
-    def context(self) -> Context:
+    def context(self) -> MeasuredContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
         return self.record.context_of(self.hardware, self.tp * self.pp)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
 from ..logs.text import LogText
 from .flags import flags
 from .versions import sglang_record
@@ -28,7 +28,7 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that SGLang printed in a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS, _is_of_another_rank)
+    log_values = LogValues(log_text, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
@@ -64,7 +64,7 @@ def _is_of_another_rank(line: str) -> bool:
     return match is not None and int(match[1]) > 0
 
 
-def _memory_terms(log_values: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
+def _memory_terms(log_values: LogValues, arguments: dict[str, Any]) -> Iterator[LogTerm]:
     fraction = str(arguments.get("mem_fraction_static", ""))
     free_bytes = log_values.last_size("free")
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):

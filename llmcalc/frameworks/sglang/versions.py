@@ -11,8 +11,8 @@ from ...accelerator import Hardware
 from ...record import Record
 from ..engines.engine import EngineVersion
 from ..engines.versions import (
-    Context,
     EngineRecord,
+    MeasuredContext,
     Numbers,
     RuleRange,
     VersionRange,
@@ -99,7 +99,7 @@ class SGLangRecord(EngineRecord[Rules]):
 
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
-    context: tuple[Context, ...] = Field(min_length=1)
+    context: tuple[MeasuredContext, ...] = Field(min_length=1)
     ratios: Ratios
 
     def defaults(self, version: Numbers, gib: float) -> DeviceDefaults:
@@ -107,7 +107,7 @@ class SGLangRecord(EngineRecord[Rules]):
         rows = ranges_at(self.devices, version)
         return next((device_defaults for device_defaults in rows if gib < device_defaults.below_gib), rows[-1])
 
-    def context_of(self, hardware: Hardware, devices: int) -> Context:
+    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the weights are loaded, from logs."""
         return context_on(self.context, hardware, devices)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
 from ..logs.text import LogText
 
 PATTERNS = (
@@ -40,7 +40,7 @@ ARGUMENT_FIELDS = {
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that TensorRT-LLM printed in a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS)
+    log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
     if not memory_terms or not ("available" in log_values or "weights" in log_values or "pool" in log_values):
         return None
@@ -68,7 +68,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     )
 
 
-def _memory_terms(log_values: Facts) -> Iterator[LogTerm]:
+def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     """Yields each printed memory size. Memory outside torch includes the dummy run's cache, which the engine adds back.
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.

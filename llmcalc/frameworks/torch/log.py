@@ -6,7 +6,7 @@ process's memory torch has allocated, and has reserved without a use.
 
 from __future__ import annotations
 
-from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.reading import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
 from ..logs.text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
@@ -46,8 +46,8 @@ def read_log(log_text: LogText) -> LogReading | None:
     messages = log_text.lines_with(OUT_OF_MEMORY)
     if not messages:
         return trainer
-    log_values = Facts(LogText(messages[-1]), PATTERNS)
-    other_terms = sum(Facts(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
+    log_values = LogValues(LogText(messages[-1]), PATTERNS)
+    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
     sizes = {
         term_name: log_values.last_size(term_name)
         for term_name in ("requested", "free", "process", "allocated", "unallocated")
@@ -95,7 +95,7 @@ def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, st
 
 def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
-    log_values = Facts(log_text, TRAINER_PATTERNS)
+    log_values = LogValues(log_text, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     memory_terms = [
         LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values

@@ -13,7 +13,7 @@ from ...errors import shown, suggest
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
@@ -91,7 +91,7 @@ def _component_name(table: Any) -> str:
     return name[:120] if isinstance(name, str) else ""
 
 
-def read_torchtune(config: Table, source_file: Source) -> Launch:
+def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.expandable = True  # torchtune/__init__.py
@@ -157,7 +157,7 @@ def read_torchtune(config: Table, source_file: Source) -> Launch:
         )
 
 
-def _length_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
         value = reader.table(config, section).get("max_seq_len")
@@ -167,7 +167,7 @@ def _length_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return {}
 
 
-def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     table = reader.table(config, "optimizer")
     name = _component_name(table)
     if name not in OPTIMIZERS:
@@ -179,7 +179,7 @@ def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return optimizer_settings
 
 
-def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     name = _component_name(config.get("loss")).rpartition(".")[2]
     if name not in LOSSES:
         reader.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
@@ -187,7 +187,7 @@ def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return dict(LOSSES[name])
 
 
-def _adapter_settings(reader: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
     if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):

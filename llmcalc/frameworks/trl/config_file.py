@@ -11,7 +11,7 @@ from typing import Any
 
 from ..frozen_model import FrozenModel
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
-from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -102,7 +102,7 @@ def is_trl(config: Table) -> bool:
     return "model_name_or_path" in config and has_sign and any(name in config for name in trainer_signs)
 
 
-def read_trl(config: Table, source_file: Source) -> Launch:
+def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         is_grpo = any(name in config for name in GRPO_SIGNS)
@@ -147,7 +147,7 @@ def read_trl(config: Table, source_file: Source) -> Launch:
         return replace(launched_run, rollout=rollout)
 
 
-def _preference_settings(reader: Reading, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss = config.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
@@ -164,7 +164,7 @@ def _preference_settings(reader: Reading, config: Table, run_settings: dict[str,
     return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
 
 
-def _loss_settings(reader: Reading, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
+def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
     if "cross_entropy" in run_settings:
         return {}

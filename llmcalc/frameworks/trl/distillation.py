@@ -12,7 +12,7 @@ from ...costs.params import params
 from ...errors import InputError, shown
 from ...sources.target import load
 from ..frozen_model import SecondLoss, Teacher
-from ..launch.record import Launch, Reading, Table
+from ..launch.record import Launch, LaunchReader, Table
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -32,7 +32,7 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 """
 
 
-def with_teacher(reading: Reading, data: Table, launch: Launch, loaded_bytes: int) -> Launch:
+def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_bytes: int) -> Launch:
     """Returns the run with a teacher's weights and its loss. loaded_bytes: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.

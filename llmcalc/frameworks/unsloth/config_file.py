@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import Launch, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import lora_settings, optimizer_settings, trained
 
 TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
@@ -39,7 +39,7 @@ def is_unsloth(config: Table) -> bool:
     return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(config.get("lora"), Mapping)
 
 
-def read_unsloth(config: Table, source_file: Source) -> Launch:
+def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         unknown_keys(

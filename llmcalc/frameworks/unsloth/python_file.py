@@ -15,7 +15,7 @@ from typing import Any
 
 from ..launch.grpo import colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
-from ..launch.record import Launch, Reading, Source, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trained
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
@@ -46,7 +46,7 @@ def is_unsloth_python(text: str) -> bool:
     return re.search(r"^\s*(from|import) unsloth\b", text, re.MULTILINE) is not None
 
 
-def read_python(text: str, source_file: Source) -> Launch:
+def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
@@ -75,7 +75,11 @@ def read_python(text: str, source_file: Source) -> Launch:
 
 
 def _read_calls(
-    reader: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
+    reader: LaunchReader,
+    model: Mapping[str, Any],
+    adapters: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
+    loss: str,
 ) -> Launch:
     """Returns the training run of three calls' arguments. adapters: None without adapters."""
     length = next(
@@ -127,7 +131,7 @@ def _read_calls(
     )
 
 
-def _whole_groups(reader: Reading, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Returns GRPO's batch size, enlarged to a whole group if a step has only a part of one (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
@@ -138,7 +142,7 @@ def _whole_groups(reader: Reading, config: Mapping[str, Any], words: Mapping[str
     return {"batch": group}
 
 
-def _adapter_settings(reader: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if adapters.get("use_dora"):
         reader.unknown["use_dora"] = "DoRA is not modelled"

@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -56,7 +56,7 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program in TRAINERS or command_line.program.startswith("verl.trainer.")
 
 
-def read_command(command_line: CommandLine, source_file: Source) -> Launch:
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
@@ -86,7 +86,7 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
         return launch_of_run(reader, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
 
 
-def _resolved_overrides(reader: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
+def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     data = {}
     for key, value in overrides.items():
@@ -107,7 +107,7 @@ def _is_read(key: str, rollout: Rollout) -> bool:
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _training_devices(reader: Reading, config: Table) -> int:
+def _training_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
@@ -122,7 +122,7 @@ def _training_devices(reader: Reading, config: Table) -> int:
     return per_node * nodes
 
 
-def _micro_batch_shape(reader: Reading, config: Table) -> tuple[int, int]:
+def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
     """Returns the sequences of a micro-batch, and the largest number of tokens per sequence."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
@@ -141,7 +141,7 @@ def _micro_batch_shape(reader: Reading, config: Table) -> tuple[int, int]:
     return size_of(reader, name, config[name]), prompt_tokens + response_tokens
 
 
-def _micro_batches(reader: Reading, config: Table, batch: int, ranks: int) -> int:
+def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
     """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     per_prompt = size_of(reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1))
@@ -150,7 +150,7 @@ def _micro_batches(reader: Reading, config: Table, batch: int, ranks: int) -> in
     return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
 
 
-def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
     if reader.flag(config, f"{MODEL}.enable_activation_offload"):
         reader.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
@@ -167,7 +167,7 @@ def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
+def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the update's log-probabilities (verl/workers/actor/dp_actor.py, `_forward_micro_batch`).
 
     flash-attn's loss reads logits that are divided in place by the temperature, and without an entropy it writes their
@@ -190,7 +190,7 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
-def _fsdp_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
+def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
@@ -245,7 +245,7 @@ def _fsdp_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings
     return LaunchSettings(layout, settings, own_settings)
 
 
-def _megatron_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
+def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
     for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import shown
-from ..launch.record import Reading, Table
+from ..launch.record import LaunchReader, Table
 from .rollout import ACTOR, MODEL
 
 READ = frozenset(
@@ -55,7 +55,7 @@ NOTED = {
 """Keys that are counted otherwise, an estimate → the note."""
 
 
-def check_keys(reader: Reading, config: Table) -> None:
+def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each key of the actor and of the model that is not read and may change memory."""
     for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import Reading, Table, share_of, size_of
+from ..launch.record import LaunchReader, Table, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
@@ -37,7 +37,7 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 
 
 def read_rollout(
-    reader: Reading, config: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
+    reader: LaunchReader, config: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
 ) -> Rollout:
     """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
 
@@ -75,7 +75,7 @@ def read_rollout(
     )
 
 
-def _engine_and_flags(reader: Reading, config: Table) -> tuple[str, dict[str, Any]]:
+def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[str, Any]]:
     """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
     name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
@@ -104,7 +104,7 @@ def _engine_and_flags(reader: Reading, config: Table) -> tuple[str, dict[str, An
     return name, flags | _engine_arguments(reader, config, name)
 
 
-def _engine_arguments(reader: Reading, config: Table, name: str) -> dict[str, Any]:
+def _engine_arguments(reader: LaunchReader, config: Table, name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
     flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
@@ -120,7 +120,7 @@ def _engine_arguments(reader: Reading, config: Table, name: str) -> dict[str, An
     return flags
 
 
-def _log_probability_batch(reader: Reading, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
+def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
     """Returns sequences, and tokens per sequence, of a micro-batch of log-probabilities; by default the actor's."""
     sequence_ranks = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
@@ -133,7 +133,7 @@ def _log_probability_batch(reader: Reading, config: Table, sequences: int, token
     return sequences, tokens // sequence_ranks
 
 
-def _reference_model(reader: Reading, config: Table, layout: Layout, megatron: bool) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     if not has_kl_term or config.get(f"{MODEL}.lora_rank") not in (None, 0):
@@ -145,7 +145,7 @@ def _reference_model(reader: Reading, config: Table, layout: Layout, megatron: b
     return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
-def _critic_place(reader: Reading, config: Table, megatron: bool) -> Place:
+def _critic_place(reader: LaunchReader, config: Table, megatron: bool) -> Place:
     """Returns where the critic is: on the actor's devices with generalized advantage estimation."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"

@@ -12,7 +12,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import LaunchSettings, Reading, Table, size_of
+from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
@@ -34,7 +34,7 @@ READ = frozenset(
 )
 
 
-def run_of_sft(reader: Reading, config: Table) -> LaunchSettings:
+def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
         if argument_name not in READ and argument_name.startswith(IGNORED):

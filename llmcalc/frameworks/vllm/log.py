@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
 from ..logs.text import LogText
 
 GIB = 2**30
@@ -93,7 +93,7 @@ CONFIG_FIELDS = {
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
-    log_values = Facts(log_text, PATTERNS)
+    log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
     message = next(iter(log_text.lines_with(*MESSAGES)), "")
     arguments = _flags_in_log(log_text)
@@ -126,7 +126,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     )
 
 
-def _memory_terms(log_values: Facts) -> Iterator[LogTerm]:
+def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
     yield from log_values.largest("budget", "weights")
     if "peak" in log_values and "weights" in log_values:

@@ -12,8 +12,8 @@ from ...errors import InputError
 from ...record import Record
 from ..engines.engine import EngineVersion
 from ..engines.versions import (
-    Context,
     EngineRecord,
+    MeasuredContext,
     MeasuredOverhead,
     Numbers,
     RuleRange,
@@ -150,7 +150,7 @@ class VLLMRecord(EngineRecord[Rules]):
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
-    context: tuple[Context, ...] = Field(min_length=1)
+    context: tuple[MeasuredContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
     def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
@@ -202,7 +202,7 @@ class VLLMRecord(EngineRecord[Rules]):
         ]
         return max(rows, key=lambda overhead: (overhead.stages, overhead.devices, overhead.first_version))
 
-    def context_of(self, hardware: Hardware, devices: int) -> Context:
+    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the engine measures, from logs."""
         return context_on(self.context, hardware, devices)
 

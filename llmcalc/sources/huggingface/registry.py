@@ -479,7 +479,7 @@ def _wrapped_model(
     return inner, {**section, "architectures": []}, size
 
 
-class Reading(NamedTuple):
+class ConfigDescription(NamedTuple):
     """The result of reading a config: the description, remarks and unknown fields.
 
     model: the `model` table of a native description.
@@ -505,7 +505,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     return reading.model, [*reading.notes, *remark([field.path for field in reading.unknown])]
 
 
-def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
+def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
     """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
@@ -548,4 +548,4 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Readin
         towers, tower_notes = read_towers(wrapper, family_of(wrapper), wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
-    return Reading(model, notes, model_type, config.unknown, config.from_defaults)
+    return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)

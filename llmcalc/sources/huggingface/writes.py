@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from ..to_hf.facts import Facts
+    from ..to_hf.config_values import ConfigValues
 
-Value: TypeAlias = "Callable[[Facts], Any] | str"
+Value: TypeAlias = "Callable[[ConfigValues], Any] | str"
 """The config field's value from a spec: a function, or the usual name of a field with the same value."""
 
 Writes: TypeAlias = Mapping[str, Value]

@@ -27,7 +27,7 @@ from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, read_config
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
-from .facts import Facts
+from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped
 
@@ -41,11 +41,11 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
-    facts, spec_values = Facts(spec, FIELDS), canonical(spec)
+    config_values, spec_values = ConfigValues(spec, FIELDS), canonical(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
-    for model_type, family in _possible_families(facts):
+    for model_type, family in _possible_families(config_values):
         for name in class_names(model_type, spec):
-            config = wrapped(_candidate_config(model_type, family, name, facts), spec)
+            config = wrapped(_candidate_config(model_type, family, name, config_values), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
@@ -76,45 +76,47 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
     return _nearest_text(nearest_config)
 
 
-def _possible_families(model_facts: Facts) -> Iterator[tuple[str, Family]]:
+def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
     for model_type in FILE_OF:
         family = family_of(model_type)
         if family.read is None or family.like is not None or family.code or not family.alone:
             continue
-        if _is_likely(family, model_facts):
+        if _is_likely(family, config_values):
             yield model_type, family
         else:
             unlikely.append((model_type, family))
     yield from unlikely
 
 
-def _is_likely(family: Family, model_facts: Facts) -> bool:
+def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     names = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
-    return ("num_experts" in names) == bool(model_facts.with_experts()) and (
+    return ("num_experts" in names) == bool(config_values.with_experts()) and (
         not default_activations
-        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(model_facts)
+        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
     )
 
 
-def _activation_of(model_facts: Facts) -> str | None:
+def _activation_of(config_values: ConfigValues) -> str | None:
     try:
-        act: str = FIELDS["hidden_act"](model_facts)
+        act: str = FIELDS["hidden_act"](config_values)
     except NOT_THERE:
         return None
     return ACTIVATIONS.get(act, act)
 
 
-def _candidate_config(model_type: str, family: Family, name: str, model_facts: Facts) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
-    _fill_fields(config, family, model_facts, [*family.defaults, *family.writes])
+    _fill_fields(config, family, config_values, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
-    _fill_fields(config, family, model_facts, [field for field in ALSO if field in read_fields])
-    return config | _logit_cap_field(model_type, family, model_facts.spec) | _dropout_fields(family, model_facts.spec)
+    _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
+    return (
+        config | _logit_cap_field(model_type, family, config_values.spec) | _dropout_fields(family, config_values.spec)
+    )
 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
@@ -133,12 +135,12 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
 
 
-def _fill_fields(config: dict[str, Any], family: Family, model_facts: Facts, fields: list[str]) -> None:
+def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
     """Sets each config field that has a value in the model, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value_of_field(family, field, model_facts)
+            value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
@@ -155,22 +157,22 @@ def _same_activation(value: Any, default: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, field: str, model_facts: Facts) -> Any:
+def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
     """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
     names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
     rule = next((family.writes[name] for name in names if name in family.writes), None)
     if callable(rule):
-        return rule(model_facts)
+        return rule(config_values)
     for name in (rule, *names):
         if name in FIELDS:
-            return model_facts.usual(name)
+            return config_values.usual(name)
     for name in names[:-1]:
         try:
-            return model_facts.named(name)
+            return config_values.named(name)
         except Absent:
             continue
-    return model_facts.named(names[-1])
+    return config_values.named(names[-1])
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:

@@ -1,7 +1,7 @@
 """Computes the value of each config field from a spec, by the field's name.
 
-A field with the same name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot produce a
-wrong config: every proposed config is read back and compared with the spec.
+A field with the same name in the spec is found by `ConfigValues.named` and is not listed. A wrong value here cannot
+produce a wrong config: every proposed config is read back and compared with the spec.
 """
 
 from __future__ import annotations
@@ -18,115 +18,115 @@ from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
 from ..huggingface.absent import Absent, present
 from ..huggingface.writes import WRITTEN_ACTIVATIONS
-from .facts import Facts
+from .config_values import ConfigValues
 
 
-def _position_rows(model_facts: Facts) -> int:
+def _position_rows(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding, or the context length."""
-    if isinstance(model_facts.first.position, Learned):
-        return model_facts.first.position.max_position_embeddings
-    positions: int = present(model_facts.spec.max_position_embeddings)
+    if isinstance(config_values.first.position, Learned):
+        return config_values.first.position.max_position_embeddings
+    positions: int = present(config_values.spec.max_position_embeddings)
     return positions
 
 
-def _activation_name(model_facts: Facts) -> str:
+def _activation_name(config_values: ConfigValues) -> str:
     try:
-        act = model_facts.network.hidden_act
+        act = config_values.network.hidden_act
     except Absent:
-        act = model_facts.named("hidden_act")
+        act = config_values.named("hidden_act")
     return WRITTEN_ACTIVATIONS.get(act, act)
 
 
-def _kv_heads(model_facts: Facts) -> int:
+def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = model_facts.find(Attention) if any(isinstance(m, Attention) for m in model_facts.mixers) else None
+    mixer = config_values.find(Attention) if any(isinstance(m, Attention) for m in config_values.mixers) else None
     kv_heads = (
-        model_facts.named("num_key_value_heads")
-        if mixer is None and not _latent_width(model_facts)
+        config_values.named("num_key_value_heads")
+        if mixer is None and not _latent_width(config_values)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = kv_heads or model_facts.named("num_attention_heads")
+    heads: int = kv_heads or config_values.named("num_attention_heads")
     return heads
 
 
-def _latent_width(model_facts: Facts) -> bool:
-    return any(getattr(mixer, "type", "") == "mla" for mixer in model_facts.mixers)
+def _latent_width(config_values: ConfigValues) -> bool:
+    return any(getattr(mixer, "type", "") == "mla" for mixer in config_values.mixers)
 
 
-def _attention_bias(model_facts: Facts) -> bool:
-    for mixer in model_facts.mixers:
+def _attention_bias(config_values: ConfigValues) -> bool:
+    for mixer in config_values.mixers:
         for name in ("q_bias", "attention_bias"):
             if hasattr(mixer, name):
                 return bool(getattr(mixer, name))
     raise Absent
 
 
-def _mlp_bias(model_facts: Facts) -> bool:
+def _mlp_bias(config_values: ConfigValues) -> bool:
     """Returns whether the dense FFN has a bias; without a dense FFN, the shared expert or the experts."""
     with suppress(Absent):
-        return model_facts.dense.up_bias
+        return config_values.dense.up_bias
     with suppress(Absent):
-        return model_facts.shared.up_bias
-    return model_facts.network.up_bias
+        return config_values.shared.up_bias
+    return config_values.network.up_bias
 
 
-def _expert_count(model_facts: Facts) -> int:
-    return model_facts.moe.num_experts if any(isinstance(network, MoE) for network in model_facts.networks) else 0
+def _expert_count(config_values: ConfigValues) -> int:
+    return config_values.moe.num_experts if any(isinstance(network, MoE) for network in config_values.networks) else 0
 
 
-def _shared_width(model_facts: Facts) -> int:
-    return 0 if model_facts.moe.shared_expert is None else model_facts.moe.shared_expert.intermediate_size
+def _shared_width(config_values: ConfigValues) -> int:
+    return 0 if config_values.moe.shared_expert is None else config_values.moe.shared_expert.intermediate_size
 
 
-def _shared_experts(model_facts: Facts) -> int | None:
+def _shared_experts(config_values: ConfigValues) -> int | None:
     """Returns the width of the shared expert as a multiple of a routed expert's width."""
-    expert_count, remainder = divmod(_shared_width(model_facts), model_facts.moe.expert.intermediate_size)
+    expert_count, remainder = divmod(_shared_width(config_values), config_values.moe.expert.intermediate_size)
     if remainder:
         raise Absent
     return expert_count
 
 
-def _identity_count(model_facts: Facts) -> int:
-    return 0 if model_facts.moe.identity_experts is None else model_facts.moe.identity_experts.zero_expert_num
+def _identity_count(config_values: ConfigValues) -> int:
+    return 0 if config_values.moe.identity_experts is None else config_values.moe.identity_experts.zero_expert_num
 
 
-def _label_count(model_facts: Facts) -> int:
-    if isinstance(model_facts.spec.head, Classifier):
-        return model_facts.spec.head.num_labels
-    labels: int = present(present(model_facts.spec.pooler).num_labels)
+def _label_count(config_values: ConfigValues) -> int:
+    if isinstance(config_values.spec.head, Classifier):
+        return config_values.spec.head.num_labels
+    labels: int = present(present(config_values.spec.pooler).num_labels)
     return labels
 
 
-def _layers_before_window(model_facts: Facts) -> int | None:
+def _layers_before_window(config_values: ConfigValues) -> int | None:
     """Returns the number of layers below the first layer with a window."""
-    return next((i for i, window in enumerate(model_facts.windows) if window is not None), len(model_facts.layers))
+    return next((i for i, window in enumerate(config_values.windows) if window is not None), len(config_values.layers))
 
 
-def _is_bidirectional(model_facts: Facts) -> bool:
-    if model_facts.spec.kind == "decoder":
+def _is_bidirectional(config_values: ConfigValues) -> bool:
+    if config_values.spec.kind == "decoder":
         raise Absent
     return True
 
 
-def _prediction_modules(model_facts: Facts) -> int:
-    modules: int = present(model_facts.spec.mtp).num_nextn_predict_layers
+def _prediction_modules(config_values: ConfigValues) -> int:
+    modules: int = present(config_values.spec.mtp).num_nextn_predict_layers
     return modules
 
 
-def _rope_base(model_facts: Facts) -> float:
-    return model_facts.position.rope_theta
+def _rope_base(config_values: ConfigValues) -> float:
+    return config_values.position.rope_theta
 
 
-def _bucket_count(model_facts: Facts) -> RelativeBias:
+def _bucket_count(config_values: ConfigValues) -> RelativeBias:
     bias: RelativeBias = (
-        model_facts.typed("relative_bias")
-        if model_facts.first.relative_bias is None
-        else model_facts.first.relative_bias
+        config_values.typed("relative_bias")
+        if config_values.first.relative_bias is None
+        else config_values.first.relative_bias
     )
     return bias
 
 
-FIELDS: dict[str, Callable[[Facts], Any]] = {
+FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
     "num_hidden_layers": lambda s: s.first.num_hidden_layers,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.base import Context
+from llmcalc.components.base import ModelProperties
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.dynamic_mask import DynamicMaskAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.product_key import ProductKeyMoE
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
@@ -57,7 +57,7 @@ def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | N
 def test_the_strongest_keys_are_kept() -> None:
     torch.manual_seed(0)
     spec = DynamicMaskAttention(num_attention_heads=2, num_key_value_heads=2, head_dim=4, keep_window_size=3)
-    net = spec.reference(Context(8))
+    net = spec.reference(ModelProperties(8))
     v = torch.randn(1, 2, 6, 4)
     with torch.no_grad():
         mask = net._mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
@@ -70,7 +70,7 @@ def test_the_strongest_keys_are_kept() -> None:
 def test_experts_are_those_of_the_best_sums() -> None:
     torch.manual_seed(0)
     spec = ProductKeyMoE(num_experts=9, num_keys=3, num_experts_per_tok=2, hidden_act="silu", shared_expert=SHARED)
-    net = spec.reference(Context(8)).double()
+    net = spec.reference(ModelProperties(8)).double()
     x = torch.randn(1, 1, 8, dtype=torch.double)
     net.requires_grad_(False)
     rows, columns = net.router(x[0, 0]).chunk(2)  # type: ignore[operator]
@@ -79,7 +79,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
     weights = torch.tensor([scores[e] for e in best], dtype=torch.double).float().softmax(-1).double()
     down, up = net.experts.down_embed.weight, net.experts.up_embed.weight  # type: ignore[union-attr]
     expected = sum(w * torch.nn.functional.silu(down[e] @ x[0, 0]) * up[e] for e, w in zip(best, weights, strict=True))  # type: ignore[index]
-    torch.testing.assert_close(net(x, Run())[0, 0], expected + net.shared_expert(x)[0, 0], atol=1e-6, rtol=1e-5)  # type: ignore[operator]
+    torch.testing.assert_close(net(x, ForwardPass())[0, 0], expected + net.shared_expert(x)[0, 0], atol=1e-6, rtol=1e-5)  # type: ignore[operator]
 
 
 def test_an_expert_is_two_vectors() -> None:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc.api import flops, kv, load, memory, params
-from llmcalc.components.base import Component, Context
+from llmcalc.components.base import Component, ModelProperties
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
@@ -71,7 +71,7 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
     are encoded.
     """
     torch.manual_seed(0)
-    net, p = example.reference(Context(24)).eval(), example.patches
+    net, p = example.reference(ModelProperties(24)).eval(), example.patches
     pixels = torch.randn(2, p.num_channels, p.temporal_patch_size, 8, 6)
     changed = pixels.clone()
     changed[:, :, :, -1, -1] += 1
@@ -87,7 +87,7 @@ def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTow
     patches = example.patches
     side = patches.patch_size
     rows, columns = 8 // side * 2, 5
-    net = example.reference(Context(24)).eval().requires_grad_(False)
+    net = example.reference(ModelProperties(24)).eval().requires_grad_(False)
     pixels = torch.randn(2, patches.num_channels, patches.temporal_patch_size, rows * side, columns * side)
     if example.positions is not None and example.positions.rows < rows * columns + 1:
         rows, columns = 2, 3
@@ -103,11 +103,13 @@ def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTow
 def test_attention_in_squares_sees_its_square_alone() -> None:
     """5 × 4 patches in squares of 3: 3² + 2² by 3² + 1² pairs. A change of one patch reaches its square."""
     attention = Attention(num_attention_heads=2, grid_window=3)
-    net, x = attention.reference(Context(8, causal=False)).eval(), torch.randn(1, 20, 8)
+    net, x = attention.reference(ModelProperties(8, causal=False)).eval(), torch.randn(1, 20, 8)
     changed = x.clone()
     changed[:, 0] += 1
     with torch.no_grad():
-        differs = (net(x, Run(columns=4)) != net(changed, Run(columns=4))).any(-1)[0].unflatten(0, (5, 4))
+        differs = (
+            (net(x, ForwardPass(columns=4)) != net(changed, ForwardPass(columns=4))).any(-1)[0].unflatten(0, (5, 4))
+        )
     assert differs.nonzero().tolist() == [[row, column] for row in range(3) for column in range(3)]
     core = AttentionCore(heads=2, qk_dim=4, v_dim=4, causal=False, square=3)
     assert core.pairs(RunConfig(EncoderPass(rows=5, columns=4))) == (9 + 4) * (9 + 1)
@@ -115,7 +117,7 @@ def test_attention_in_squares_sees_its_square_alone() -> None:
 
 def test_a_projector_reference_merges_squares_of_patches() -> None:
     projector = Projector(input_size=3, maps=(Map(size=5),), merge=2, merged="mean")
-    net, x = projector.reference(Context(5)), torch.randn(1, 4 * 6, 3)
+    net, x = projector.reference(ModelProperties(5)), torch.randn(1, 4 * 6, 3)
     square = x.unflatten(1, (4, 6))[:, 2:4, 4:6].flatten(1, 2).mean(1)
     torch.testing.assert_close(net(x, 6)[:, 1 * 3 + 2], net.get_submodule("map_1")(square))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.base import Context
+from llmcalc.components.base import ModelProperties
 from llmcalc.components.norm import Norm
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
@@ -86,7 +86,7 @@ def test_a_conformer_gives_what_the_class_of_phi4_multimodal_gives() -> None:
     spec = Conformer.model_validate(table["towers"]["audio_encoder"])
     made = Phi4MultimodalAudioConfig(**PHI4_AUDIO)
     made._attn_implementation = "eager"
-    cls, reference = Phi4MultimodalAudioModel(made).eval(), spec.reference(Context(32)).eval()
+    cls, reference = Phi4MultimodalAudioModel(made).eval(), spec.reference(ModelProperties(32)).eval()
     with torch.no_grad():
         for parameter in cls.parameters():
             parameter.normal_(std=0.3)
@@ -101,7 +101,7 @@ def test_a_conformer_gives_what_the_class_of_phi4_multimodal_gives() -> None:
 def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
     torch.manual_seed(0)
     spec = Conformer.examples()[0]
-    net, frames = spec.reference(Context(24)).eval(), torch.randn(1, 160, spec.subsampling.num_mel_bins)
+    net, frames = spec.reference(ModelProperties(24)).eval(), torch.randn(1, 160, spec.subsampling.num_mel_bins)
     changed = frames.clone()
     changed[:, 80:84] += 1
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
 def test_an_encoder_of_sound_sees_all_frames() -> None:
     torch.manual_seed(0)
     spec = AudioTower.examples()[0]
-    net, frames = spec.reference(Context(24)).eval(), torch.randn(2, 5, 18)
+    net, frames = spec.reference(ModelProperties(24)).eval(), torch.randn(2, 5, 18)
     changed = frames.clone()
     changed[:, :, -1] += 1
     with torch.no_grad():
@@ -129,12 +129,12 @@ def test_an_encoder_of_sound_sees_all_frames() -> None:
 
 
 def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
-    frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(Context(5))
+    frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(ModelProperties(5))
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(frames(x, 6)[1], frames.get_submodule("map_1")(torch.cat([x[2], x[3]], -1)))
-    mean = Projector(input_size=3, maps=(Map(size=5),), frames=2, merged="mean").reference(Context(5))
+    mean = Projector(input_size=3, maps=(Map(size=5),), frames=2, merged="mean").reference(ModelProperties(5))
     torch.testing.assert_close(mean(x, 6)[1], mean.get_submodule("map_1")((x[2] + x[3]) / 2))
-    gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(Context(4))
+    gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(ModelProperties(4))
     value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
     torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
 
@@ -170,7 +170,7 @@ def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_mak
         positions=PatchPositions(rows=5, axes=2),
         norm=Norm(type="layernorm"),
     )
-    ours: Any = spec.reference(Context(20))
+    ours: Any = spec.reference(ModelProperties(20))
     with torch.no_grad():
         cls.pos_embedding.normal_()
         ours.patch_embedding.weight.copy_(cls.patch_dense.weight)

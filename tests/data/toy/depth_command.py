@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from ..reports.depth import report
 from .options import Target
-from .target_options import Reading, Writing, takes_target
+from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
-def command(target: Target, *, target_options: Reading, output_options: Writing) -> None:
+def command(target: Target, *, target_options: TargetOptions, output_options: OutputOptions) -> None:
     """Prints the number of layers of a model."""
     output_options.show(report(target_options.load(target)))

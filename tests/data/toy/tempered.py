@@ -12,8 +12,8 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
-from ..runtime import Run, attention_mask, cache_class, vector
+from ..base import HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, TokenMixer, Window
+from ..runtime import ForwardPass, attention_mask, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,7 +68,7 @@ class TemperedAttention(TokenMixer):
         )
         return recorder.linear("o_proj", y, *x.axes)
 
-    def reference(self, model_properties: Context) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference()(self, model_properties)
 
     @classmethod
@@ -94,7 +94,7 @@ def _reference() -> type[nn.Module]:
     class TemperedReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
-        def __init__(self, spec: TemperedAttention, model_properties: Context) -> None:
+        def __init__(self, spec: TemperedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.causal, hidden = spec, model_properties.causal, model_properties.hidden_size
             a, k, d = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
@@ -103,7 +103,7 @@ def _reference() -> type[nn.Module]:
             self.temperature: Any = vector(torch.ones(a))
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
 
-        def forward(self, x: Tensor, forward_pass: Run) -> Tensor:
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             def heads(y: Tensor) -> Tensor:
                 return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 

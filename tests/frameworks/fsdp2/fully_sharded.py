@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training, TrainingRun
 from llmcalc.frameworks.fsdp2.param_groups import Group, Moment
 from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp, FsdpRun, sharding
@@ -270,8 +270,8 @@ def by_torch(
     """
     fake, fused = fake or training.choices.attention == "flash", training.implementation == "fused"
     seen = Steps()
-    fields = vars(Run)["__dataclass_fields__"]
-    del Run.__dataclass_fields__  # what all layers share is no argument of theirs
+    fields = vars(ForwardPass)["__dataclass_fields__"]
+    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
             model = sharded(spec, training, layout, fsdp, mesh)
@@ -289,7 +289,7 @@ def by_torch(
                         _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
             seen.parameters = 0 if fused else sum("step" in one for one in optimizer.state.values())
     finally:
-        Run.__dataclass_fields__ = fields
+        ForwardPass.__dataclass_fields__ = fields
     return seen
 
 

@@ -24,7 +24,7 @@ from llmcalc.frameworks.fsdp2.settings import Float8
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
 from llmcalc.frameworks.fsdp2.training import Fsdp, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.launch.record import Source
+from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.choices import Choices
@@ -177,7 +177,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
         "pipeline_parallel_degree": run.pp,
         "enable_async_tensor_parallel": run.tp > 1,
     }
-    launch = read_titan(data, Source("a job", run.devices))
+    launch = read_titan(data, LaunchSource("a job", run.devices))
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
     cluster = Cluster.of(one, launch.layout, launch.framework, own_settings=launch.own_settings)

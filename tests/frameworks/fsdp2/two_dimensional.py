@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.model import ModelSpec
@@ -179,8 +179,8 @@ def by_torch(
 ) -> Steps:
     """Steps of the reference. beside: a further dispatch mode, around the steps."""
     seen = Steps()
-    fields = vars(Run)["__dataclass_fields__"]
-    del Run.__dataclass_fields__  # what all layers share is no argument of theirs
+    fields = vars(ForwardPass)["__dataclass_fields__"]
+    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with process_group(layout, rank) as mesh:
             model = sharded(spec, training, layout, fsdp, mesh)
@@ -203,5 +203,5 @@ def by_torch(
             )
             seen.parameters = counted
     finally:
-        Run.__dataclass_fields__ = fields
+        ForwardPass.__dataclass_fields__ = fields
     return seen

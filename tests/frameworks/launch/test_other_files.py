@@ -19,7 +19,7 @@ from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
 from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Source
+from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.target import load
@@ -70,7 +70,7 @@ def titan(name: str, world_size: int | None = None, **changes: dict[str, Any]) -
     data = tomllib.loads((LAUNCHES / name).read_text())
     for section, table in changes.items():
         data[section] = {**data.get(section, {}), **table}
-    return read_titan(data, Source(name, world_size))
+    return read_titan(data, LaunchSource(name, world_size))
 
 
 def test_a_job_of_2024() -> None:
@@ -190,7 +190,7 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> N
     data = tomllib.loads((LAUNCHES / "llama3_70b_2026.toml").read_text())
     for section, table in changes.items():
         data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
-    launch = read_titan(data, Source("x", 256))
+    launch = read_titan(data, LaunchSource("x", 256))
     assert launch.own_settings.float8 == float8
     assert any("estimate" in note for note in launch.notes) == (float8 is not None)
 
@@ -254,7 +254,7 @@ AUTO = json.loads((LAUNCHES / "deepspeed_zero3_auto.json").read_text())
 
 
 def test_auto_values_are_those_of_the_trainer() -> None:
-    launch = read_deepspeed(AUTO, Source("ds.json", 4), trainer={"batch": 2, "num_microbatches": 3, "bf16": True})
+    launch = read_deepspeed(AUTO, LaunchSource("ds.json", 4), trainer={"batch": 2, "num_microbatches": 3, "bf16": True})
     assert launch.framework == "deepspeed"
     assert launch.layout == Layout(dp=4, zero=3)
     assert launch.settings == {
@@ -275,7 +275,7 @@ def test_auto_values_are_those_of_the_trainer() -> None:
 
 
 def test_without_a_trainer_auto_is_its_default() -> None:
-    assert read_deepspeed(AUTO, Source("ds.json", 4)).settings["batch"] == 8
+    assert read_deepspeed(AUTO, LaunchSource("ds.json", 4)).settings["batch"] == 8
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_without_a_trainer_auto_is_its_default() -> None:
     ],
 )
 def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int) -> None:
-    settings = read_deepspeed({"zero_optimization": {"stage": 2}, **sizes}, Source("ds.json", 4)).settings
+    settings = read_deepspeed({"zero_optimization": {"stage": 2}, **sizes}, LaunchSource("ds.json", 4)).settings
     assert (settings["batch"], settings["num_microbatches"]) == (batch, steps)
 
 
@@ -319,7 +319,7 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
 def test_wrong_configs(changes: dict[str, Any], said: str) -> None:
     config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, **changes}
     with pytest.raises(InputError) as stop:
-        read_deepspeed(config, Source("ds.json", 4))
+        read_deepspeed(config, LaunchSource("ds.json", 4))
     assert str(stop.value).startswith("ds.json: ")
     assert said in str(stop.value)
 
@@ -373,17 +373,17 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
     ],
 )
 def test_arguments_of_the_trainer(more: dict[str, Any], words: dict[str, Any]) -> None:
-    settings = read_trainer({**TRAINER, **more}, Source("t.yaml", 1)).settings
+    settings = read_trainer({**TRAINER, **more}, LaunchSource("t.yaml", 1)).settings
     assert words.items() <= settings.items()
 
 
 def test_shards_on_the_host() -> None:
-    trainer = read_trainer({**TRAINER, "fsdp": "full_shard offload"}, Source("t.yaml", 16))
+    trainer = read_trainer({**TRAINER, "fsdp": "full_shard offload"}, LaunchSource("t.yaml", 16))
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}
-    for launch in (trainer, read_accelerate(data, Source("a.yaml"))):
+    for launch in (trainer, read_accelerate(data, LaunchSource("a.yaml"))):
         assert launch.own_settings.offloads
     with pytest.raises(InputError, match=r"fsdp_config\.fsdp_offload_params: 'maybe'; expected true or false"):
-        read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, Source("a.yaml"))
+        read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, LaunchSource("a.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_shards_on_the_host() -> None:
     ],
 )
 def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
-    assert read_trainer({**TRAINER, **more}, Source("t.yaml", 16)).layout == layout
+    assert read_trainer({**TRAINER, **more}, LaunchSource("t.yaml", 16)).layout == layout
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
 )
 def test_wrong_arguments_of_the_trainer(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as stop:
-        read_trainer({**TRAINER, **more}, Source("t.yaml", 2))
+        read_trainer({**TRAINER, **more}, LaunchSource("t.yaml", 2))
     assert str(stop.value).startswith("t.yaml: ")
     assert said in str(stop.value)
 
@@ -463,21 +463,21 @@ def test_fsdp_of_accelerate() -> None:
 )
 def test_how_gradients_are_summed_under_accelerate(version: dict[str, int], precision: str, own: TitanSettings) -> None:
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": version, "mixed_precision": precision}
-    assert read_accelerate(data, Source("a.yaml")).own_settings == own
+    assert read_accelerate(data, LaunchSource("a.yaml")).own_settings == own
 
 
 ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
 
 
 def test_plain_accelerate() -> None:
-    launch = read_accelerate({**ACCELERATE, "distributed_type": "MULTI_GPU"}, Source("a.yaml"))
+    launch = read_accelerate({**ACCELERATE, "distributed_type": "MULTI_GPU"}, LaunchSource("a.yaml"))
     assert (launch.framework, launch.layout) == ("torch", Layout(dp=8))
 
 
 def test_deepspeed_of_accelerate() -> None:
     plugin = {"zero_stage": 2, "gradient_accumulation_steps": 4, "offload_optimizer_device": "none"}
     data = {**ACCELERATE, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
-    launch = read_accelerate(data, Source("a.yaml"))
+    launch = read_accelerate(data, LaunchSource("a.yaml"))
     assert launch.layout == Layout(dp=8, zero=2)
     assert launch.settings == {
         "phase": "training",
@@ -486,11 +486,11 @@ def test_deepspeed_of_accelerate() -> None:
         "master_weights": "fp32",
     }
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
-    own = read_accelerate({**data, "deepspeed_config": away}, Source("a.yaml")).own_settings
+    own = read_accelerate({**data, "deepspeed_config": away}, LaunchSource("a.yaml")).own_settings
     assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
-    assert read_accelerate(named, Source("a.yaml", fetch=lambda _: AUTO)).layout == Layout(dp=8, zero=3)
+    assert read_accelerate(named, LaunchSource("a.yaml", fetch=lambda _: AUTO)).layout == Layout(dp=8, zero=3)
 
 
 def test_megatron_of_accelerate() -> None:
@@ -503,7 +503,7 @@ def test_megatron_of_accelerate() -> None:
         "megatron_lm_use_distributed_optimizer": True,
     }
     data = {**ACCELERATE, "distributed_type": "MEGATRON_LM", "megatron_lm_config": plugin}
-    launch = read_accelerate(data, Source("a.yaml"))
+    launch = read_accelerate(data, LaunchSource("a.yaml"))
     assert launch.layout == Layout(tp=2, pp=2, dp=2, sequence_parallel=True, zero=1)
     assert launch.settings == {
         "phase": "training",
@@ -535,6 +535,6 @@ def test_megatron_of_accelerate() -> None:
 )
 def test_wrong_configs_of_accelerate(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as stop:
-        read_accelerate({**ACCELERATE, **more}, Source("a.yaml"))
+        read_accelerate({**ACCELERATE, **more}, LaunchSource("a.yaml"))
     assert str(stop.value).startswith("a.yaml: ")
     assert said in str(stop.value)

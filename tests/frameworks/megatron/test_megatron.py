@@ -20,7 +20,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.record import Source
+from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
@@ -155,7 +155,7 @@ def ci_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
     """The run of a row of Megatron's CI, from its launch arguments and environment."""
     launch = read_megatron(
         row["megatron_args"],
-        Source(
+        LaunchSource(
             row["id"],
             world_size=row["n_gpus"],
             date=datetime.date.fromisoformat(row["golden_recorded"]),

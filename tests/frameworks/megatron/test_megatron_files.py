@@ -12,7 +12,7 @@ import pytest
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, Source
+from llmcalc.frameworks.launch.record import Launch, LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.settings import MegatronSettings, expand_pipeline_layout
 from llmcalc.parallel.layout import Layout
@@ -38,7 +38,7 @@ def read(name: str, world_size: int = 8) -> Launch:
 
 def small(world_size: int | None = None, **more: Any) -> Launch:
     flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-    return read_megatron({**SMALL, **flags}, Source("small.json", world_size))
+    return read_megatron({**SMALL, **flags}, LaunchSource("small.json", world_size))
 
 
 def counted(launch: Launch) -> int:
@@ -257,7 +257,7 @@ def test_a_pattern_of_experts() -> None:
 def test_the_script_or_an_argument_tells_the_model() -> None:
     def kind(script: str = "", **more: Any) -> str:
         flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-        launch = read_megatron({**SMALL, **flags}, Source("x", script=script))
+        launch = read_megatron({**SMALL, **flags}, LaunchSource("x", script=script))
         assert isinstance(launch.own_settings, MegatronSettings)
         return launch.own_settings.kind
 
@@ -294,7 +294,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
     assert said in text
     assert text.endswith("or --allow-unknown")
     flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-    assert len(read_megatron({**SMALL, **flags}, Source("small.json", allow_unknown=True)).unknown) == 1
+    assert len(read_megatron({**SMALL, **flags}, LaunchSource("small.json", allow_unknown=True)).unknown) == 1
 
 
 @in_one_test

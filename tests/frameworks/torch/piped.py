@@ -21,7 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank
 from llmcalc.frameworks.fsdp2.training import Fsdp
@@ -109,8 +109,8 @@ def by_torch(
     spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
 ) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
-    fields = vars(Run)["__dataclass_fields__"]
-    del Run.__dataclass_fields__  # what all layers share is no argument of theirs
+    fields = vars(ForwardPass)["__dataclass_fields__"]
+    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with mesh_of(layout, rank) as mesh:
             layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
@@ -133,7 +133,7 @@ def by_torch(
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
                 return _steps(spec, training, schedule_settings, schedule, own, parts, updates, watch)
     finally:
-        Run.__dataclass_fields__ = fields
+        ForwardPass.__dataclass_fields__ = fields
 
 
 def _steps(

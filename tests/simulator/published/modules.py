@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmcalc.components.base import Context, TokenMixer
+from llmcalc.components.base import ModelProperties, TokenMixer
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning import LightningAttention
@@ -21,7 +21,7 @@ from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
-from llmcalc.components.runtime import Run
+from llmcalc.components.runtime import ForwardPass
 from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.workload.recompute import NONE, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
@@ -291,7 +291,7 @@ class Alone(nn.Module):
         self.part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.part(x, Run())
+        out: torch.Tensor = self.part(x, ForwardPass())
         return out
 
 
@@ -300,7 +300,7 @@ def lightning(s: Of) -> LightningAttention:
 
 
 def lightning_with_kernel(s: Of) -> nn.Module:
-    part: Any = lightning(s).reference(Context(s.h))
+    part: Any = lightning(s).reference(ModelProperties(s.h))
     part.core = LightningCore()
     return Alone(part)
 

@@ -38,7 +38,7 @@ from ...parts import (
 from ...writes import Writes
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def bert(config: Config) -> Table:
@@ -306,9 +306,9 @@ OLD = frozenset(
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
 
-def offset(model_facts: Facts) -> int:
+def offset(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return model_facts.first.position.offset if isinstance(model_facts.first.position, Learned) else 0
+    return config_values.first.position.offset if isinstance(config_values.first.position, Learned) else 0
 
 
 ROBERTA_WRITES: Writes = {
@@ -317,22 +317,22 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _task_types(model_facts: Facts) -> int | None:
+def _task_types(config_values: ConfigValues) -> int | None:
     """Returns the number of ERNIE's task types; None without task embeddings."""
-    types = model_facts.first.token_types
+    types = config_values.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
-def _parameter_owners(model_facts: Facts) -> list[int]:
+def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
-    names = model_facts.first.layer_names()
+    names = config_values.first.layer_names()
     first_index = {name: names.index(name) for name in dict.fromkeys(names)}
     return [first_index[name] for name in names]
 
 
-def _layers_per_group(model_facts: Facts) -> int:
+def _layers_per_group(config_values: ConfigValues) -> int:
     """Returns the number of layers in an ALBERT group, which run one after the other."""
-    owners = _parameter_owners(model_facts)
+    owners = _parameter_owners(config_values)
     group_starts = [i for i, owner in enumerate(owners) if owner == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 

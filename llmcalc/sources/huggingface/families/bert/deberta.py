@@ -16,7 +16,7 @@ from ...writes import Value, Writes
 from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _deberta(config: Config) -> Table:
@@ -161,20 +161,20 @@ IGNORED = OLD | {
 }
 
 
-def _distances(model_facts: Facts) -> Any:
-    return model_facts.typed("disentangled")
+def _distances(config_values: ConfigValues) -> Any:
+    return config_values.typed("disentangled")
 
 
-def _position_terms(model_facts: Facts) -> list[str]:
+def _position_terms(config_values: ConfigValues) -> list[str]:
     try:
-        position = _distances(model_facts)
+        position = _distances(config_values)
     except Absent:
         return []
     return [term for term in ("c2p", "p2c") if getattr(position, term)]
 
 
 def _of_convolution(field: str) -> Value:
-    return lambda facts: getattr(present(facts.first.side_convolution), field)
+    return lambda config_values: getattr(present(config_values.first.side_convolution), field)
 
 
 DEBERTA_WRITES: Writes = {

@@ -15,7 +15,7 @@ from ...writes import Writes
 from .bert import has_pretraining_head
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 MOST_BLOCKS = 8
 
@@ -94,11 +94,11 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
     }
 
 
-def _blocks(facts: Facts) -> list[list[tuple[str, Any]]]:
+def _blocks(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block, with their names; layers of the decoder are left out."""
     blocks: list[list[tuple[str, Any]]] = [[]]
-    names = facts.first.layer_names()
-    kinds: dict[str, Any] = {**facts.first.kinds()}
+    names = config_values.first.layer_names()
+    kinds: dict[str, Any] = {**config_values.first.kinds()}
     for i, name in enumerate(names):
         if kinds[name].lengthens:
             break
@@ -108,14 +108,15 @@ def _blocks(facts: Facts) -> list[list[tuple[str, Any]]]:
     return blocks
 
 
-def _repeats(facts: Facts) -> list[int]:
+def _repeats(config_values: ConfigValues) -> list[int]:
     return [
-        sum(name == block[0][0] for name, _ in block) if _is_shared(facts, block) else 1 for block in _blocks(facts)
+        sum(name == block[0][0] for name, _ in block) if _is_shared(config_values, block) else 1
+        for block in _blocks(config_values)
     ]
 
 
-def _is_shared(facts: Facts, block: list[tuple[str, Any]]) -> bool:
-    return block[0][0] in facts.first.shared_layers
+def _is_shared(config_values: ConfigValues, block: list[tuple[str, Any]]) -> bool:
+    return block[0][0] in config_values.first.shared_layers
 
 
 WRITES: Writes = {

@@ -42,7 +42,7 @@ from ...writes import UNPADDED, Writes
 from .bert import OLD, SECOND_BIAS, bert_act, bert_head, bert_score
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _modernbert(config: Config) -> Table:
@@ -315,9 +315,11 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(model_facts: Facts) -> str:
+def _pooling(config_values: ConfigValues) -> str:
     return (
-        "bos" if isinstance(model_facts.spec.head, Classifier) and model_facts.spec.head.over == "sequence" else "late"
+        "bos"
+        if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence"
+        else "late"
     )
 
 

@@ -22,7 +22,7 @@ from ...writes import Writes
 from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _nystromformer(config: Config) -> Table:
@@ -100,10 +100,10 @@ def _kernel(field: str) -> Writes:
     }
 
 
-def _blocks_per_row(model_facts: Facts) -> int:
+def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows: int = max(1, present(model_facts.first.position).max_position_embeddings // MRA_BLOCK)
-    blocks: int = model_facts.first.block.attention.blocks
+    rows: int = max(1, present(config_values.first.position).max_position_embeddings // MRA_BLOCK)
+    blocks: int = config_values.first.block.attention.blocks
     return -(-blocks // rows)
 
 

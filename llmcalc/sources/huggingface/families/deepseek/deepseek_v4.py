@@ -15,7 +15,7 @@ from ...family import Deviation, Family, Modules
 from ...parts import Table, combined_kinds, decoder, full_rope, glu, listed_kinds, moe, rmsnorm, uncounted_prediction
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
@@ -147,18 +147,18 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _written_layer_types(model_facts: Facts) -> list[str]:
+def _written_layer_types(config_values: ConfigValues) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
         type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
-        for mixer in model_facts.mixers
+        for mixer in config_values.mixers
     ]
 
 
-def _rates_by_kind(model_facts: Facts) -> dict[str, int]:
+def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
     """Returns the tokens per compressed entry for each kind of layer with such entries."""
-    kinds_and_mixers = zip(_written_layer_types(model_facts), model_facts.mixers, strict=True)
+    kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None
     }

@@ -23,7 +23,7 @@ from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 MIXERS = {"linear_attention": "linear", "indexed_attention": "indexed", "full_attention": "indexed"}
 BOUND = -5.0
@@ -130,16 +130,16 @@ VALIDITY = Deviation(
 )
 
 
-def _linear(model_facts: Facts) -> Any:
-    return model_facts.find(KimiDeltaAttention)
+def _linear(config_values: ConfigValues) -> Any:
+    return config_values.find(KimiDeltaAttention)
 
 
-def _latent(model_facts: Facts) -> Any:
-    return model_facts.find(MLA)
+def _latent(config_values: ConfigValues) -> Any:
+    return config_values.find(MLA)
 
 
-def _indexer(model_facts: Facts) -> Any:
-    return present(_latent(model_facts).indexer)
+def _indexer(config_values: ConfigValues) -> Any:
+    return present(_latent(config_values).indexer)
 
 
 DEFAULTS: dict[str, Any] = {

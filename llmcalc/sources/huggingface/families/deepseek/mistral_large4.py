@@ -16,7 +16,7 @@ from .deepseek import ROUTING, UNGROUPED_LATENT_WRITES, mla, routed
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _mistral_large4_text(config: Config) -> Table:
@@ -90,16 +90,16 @@ def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
     return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
 
-def _rotary_attention(model_facts: Facts) -> Any:
+def _rotary_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return model_facts.find(MLA, condition=lambda part: not part.mla_use_nope)
+    return config_values.find(MLA, condition=lambda part: not part.mla_use_nope)
 
 
-def _latent_source_layers(model_facts: Facts) -> list[int]:
+def _latent_source_layers(config_values: ConfigValues) -> list[int]:
     """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
     computed: dict[bool, int] = {}
     sources = []
-    for i, mixer in enumerate(model_facts.mixers):
+    for i, mixer in enumerate(config_values.mixers):
         if not mixer.kv_shared:
             computed[mixer.mla_use_nope] = i
         sources.append(computed[mixer.mla_use_nope])

@@ -30,7 +30,7 @@ from ...parts import (
 from ..llama.llama import llama_like
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _biased(config: Config) -> bool:
@@ -156,8 +156,8 @@ MOE: dict[str, Any] = {
 }
 
 
-def _expert_interval(model_facts: Facts) -> int:
-    moe_layers = model_facts.with_experts()
+def _expert_interval(config_values: ConfigValues) -> int:
+    moe_layers = config_values.with_experts()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 

@@ -32,7 +32,7 @@ from ..deepseek.deepseek import SIGMOID
 from ..llama.llama import llama_like
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
@@ -188,8 +188,8 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 """Fields that are not read for a model without experts."""
 
 
-def _top_k_values(model_facts: Facts) -> Any:
-    top_k_by_layer = [network.num_experts_per_tok for network in model_facts.networks]
+def _top_k_values(config_values: ConfigValues) -> Any:
+    top_k_by_layer = [network.num_experts_per_tok for network in config_values.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 

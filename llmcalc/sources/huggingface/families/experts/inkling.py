@@ -17,7 +17,7 @@ from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
@@ -119,12 +119,12 @@ FLOAT32_STATES = Deviation(
 )
 
 
-def _full(model_facts: Facts) -> Any:
-    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is None), None))
+def _full(config_values: ConfigValues) -> Any:
+    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
 
 
-def _sliding(model_facts: Facts) -> Any:
-    return present(next((mixer for mixer in model_facts.mixers if mixer.sliding_window is not None), None))
+def _sliding(config_values: ConfigValues) -> Any:
+    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
 DEFAULTS: dict[str, Any] = {

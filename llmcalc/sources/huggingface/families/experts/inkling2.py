@@ -16,7 +16,7 @@ from ..deepseek.deepseek import SIGMOID
 from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES, profile_mixers
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _inkling2_text(config: Config) -> Table:
@@ -59,10 +59,10 @@ def _inkling2_text(config: Config) -> Table:
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _block_size(model_facts: Facts) -> int:
+def _block_size(config_values: ConfigValues) -> int:
     """Returns the number of layers of a block: the index of the second layer that starts one, or all layers."""
-    starts = [i for i, layer in enumerate(model_facts.layers) if getattr(layer, "starts_block", False)]
-    return starts[1] if len(starts) > 1 else len(model_facts.layers)
+    starts = [i for i, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
+    return starts[1] if len(starts) > 1 else len(config_values.layers)
 
 
 DEFAULTS: dict[str, Any] = {

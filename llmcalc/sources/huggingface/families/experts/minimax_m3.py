@@ -29,7 +29,7 @@ from ..deepseek.deepseek import SIGMOID
 from ..glm.glm import HALVES_MODULES
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 OLDER = {
     "index_n_heads": "sparse_num_index_heads",
@@ -106,13 +106,13 @@ def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str
     return [name_of_one if flag else name_of_zero for flag in flags]
 
 
-def _attention_kinds(model_facts: Facts) -> list[str]:
+def _attention_kinds(config_values: ConfigValues) -> list[str]:
     """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in model_facts.mixers]
+    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
 
 
 def _ratio(field: str) -> Value:
-    return lambda facts: getattr(facts.named("block_indexer"), field)
+    return lambda config_values: getattr(config_values.named("block_indexer"), field)
 
 
 OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")

@@ -31,7 +31,7 @@ from ...parts import (
 from .gemma import LOCAL_THETA_WRITES, local_theta
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _ffn_widths(config: Config, depth: int) -> list[int]:
@@ -140,13 +140,13 @@ IGNORED = frozenset(
 )
 
 
-def sharing(model_facts: Facts) -> int:
+def sharing(config_values: ConfigValues) -> int:
     """Returns the number of layers that reuse an earlier layer's keys and values."""
-    return sum(bool(mixer.kv_shared) for mixer in model_facts.mixers)
+    return sum(bool(mixer.kv_shared) for mixer in config_values.mixers)
 
 
-def _widths_of_layers(model_facts: Facts) -> Any:
-    widths = [network.intermediate_size for network in model_facts.networks]
+def _widths_of_layers(config_values: ConfigValues) -> Any:
+    widths = [network.intermediate_size for network in config_values.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
 

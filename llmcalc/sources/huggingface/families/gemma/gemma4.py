@@ -38,7 +38,7 @@ from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma3n import PER_LAYER_MODULES, sharing
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
@@ -199,35 +199,35 @@ IGNORED = frozenset(
 )
 
 
-def full_attention(model_facts: Facts) -> Any:
+def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return model_facts.find(Attention, condition=lambda part: part.sliding_window is None)
+    return config_values.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def sliding_attention(model_facts: Facts) -> Any:
+def sliding_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
-    return (model_facts.typed("attention") if model_facts.window is None else model_facts.sliding).sizes(
-        model_facts.spec.hidden_size
+    return (config_values.typed("attention") if config_values.window is None else config_values.sliding).sizes(
+        config_values.spec.hidden_size
     )
 
 
-def _full_kv_heads(model_facts: Facts) -> int | None:
+def _full_kv_heads(config_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full layers, if they differ from those of the other layers."""
-    kv_heads: int | None = full_attention(model_facts).num_key_value_heads
-    return kv_heads if kv_heads != model_facts.mixers[0].num_key_value_heads else None
+    kv_heads: int | None = full_attention(config_values).num_key_value_heads
+    return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(model_facts: Facts) -> int:
+def _per_layer(config_values: ConfigValues) -> int:
     try:
-        width: int = present(model_facts.first.per_layer_embedding).hidden_size_per_layer_input
+        width: int = present(config_values.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return width
 
 
-def _has_wider_ffn(model_facts: Facts) -> bool:
+def _has_wider_ffn(config_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in model_facts.layers]
+    networks: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
     return len({network.intermediate_size for network in networks}) > 1
 
 

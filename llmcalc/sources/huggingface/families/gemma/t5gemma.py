@@ -30,7 +30,7 @@ from ...parts import (
 from .gemma import COMMON, local_theta, score_cap
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
@@ -229,13 +229,13 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _stack_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
+def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
-    stack = present(getattr(model_facts.spec, stack_name))
-    side_facts = model_facts.of(model_facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    stack = present(getattr(config_values.spec, stack_name))
+    side_facts = config_values.of(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}
-    mixer, context_length = side_facts.find(Attention), model_facts.spec.max_position_embeddings
+    mixer, context_length = side_facts.find(Attention), config_values.spec.max_position_embeddings
     values |= {
         "hidden_activation": side_facts.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
@@ -244,8 +244,8 @@ def _stack_config(model_facts: Facts, stack_name: str) -> dict[str, Any]:
     values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
     values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
-        "vocab_size": stack.vocab_size or model_facts.spec.vocab_size,
-        "hidden_size": stack.hidden_size or model_facts.spec.hidden_size,
+        "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
+        "hidden_size": stack.hidden_size or config_values.spec.hidden_size,
     }
     return {
         **model_sizes,

@@ -18,7 +18,7 @@ from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _bloom(config: Config) -> Table:
@@ -111,16 +111,16 @@ OF_ATTENTION = frozenset(
 )
 
 
-def _is_newer_decoder(model_facts: Facts) -> bool:
+def _is_newer_decoder(config_values: ConfigValues) -> bool:
     """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
-    return model_facts.layers[0].parallel == "separate" or model_facts.usual("num_key_value_heads") not in (
+    return config_values.layers[0].parallel == "separate" or config_values.usual("num_key_value_heads") not in (
         1,
-        model_facts.named("num_attention_heads"),
+        config_values.named("num_attention_heads"),
     )
 
 
-def _norms(model_facts: Facts) -> int | None:
-    return {"separate": 2, "shared": 1}.get(model_facts.layers[0].parallel or "")
+def _norms(config_values: ConfigValues) -> int | None:
+    return {"separate": 2, "shared": 1}.get(config_values.layers[0].parallel or "")
 
 
 def _every_head(op: Op) -> Op:

@@ -33,7 +33,7 @@ from ...parts import (
 )
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def full_width_heads(config: Config, **fields: Any) -> Table:
@@ -229,14 +229,16 @@ NO_COUNT = frozenset(
 )
 
 
-def _activation_name(model_facts: Facts) -> str:
+def _activation_name(config_values: ConfigValues) -> str:
     """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
-    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(model_facts.network.hidden_act, model_facts.network.hidden_act)
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(
+        config_values.network.hidden_act, config_values.network.hidden_act
+    )
 
 
-def _attention_types(model_facts: Facts) -> list[Any]:
+def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention types with one entry per layer."""
-    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in model_facts.kinds()]
+    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.kinds()]
 
 
 def _every_token(op: Op) -> Op:

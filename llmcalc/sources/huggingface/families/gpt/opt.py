@@ -15,7 +15,7 @@ from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _opt(config: Config) -> Table:
@@ -56,8 +56,8 @@ def _fairseq(config: Config, width: str, act: str, position: Table) -> Table:
 NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(model_facts: Facts) -> bool:
-    return model_facts.layers[0].norm_placement == "pre"
+def _pre(config_values: ConfigValues) -> bool:
+    return config_values.layers[0].norm_placement == "pre"
 
 
 OPT_MODULES: Modules = {

@@ -34,7 +34,7 @@ from ...parts import (
 )
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _parallel(config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
@@ -176,11 +176,11 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 
-def _rms_eps(model_facts: Facts) -> float:
+def _rms_eps(config_values: ConfigValues) -> float:
     """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
-    if model_facts.layers[0].norm.type != "rmsnorm":
+    if config_values.layers[0].norm.type != "rmsnorm":
         raise Absent
-    return model_facts.layers[0].norm.eps
+    return config_values.layers[0].norm.eps
 
 
 FAMILIES = {

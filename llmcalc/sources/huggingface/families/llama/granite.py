@@ -33,7 +33,7 @@ from ...parts import (
 from ...writes import WINDOW, Writes
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _decoder_with_attention(
@@ -133,9 +133,9 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _rope_bases(model_facts: Facts) -> Any:
+def _rope_bases(config_values: ConfigValues) -> Any:
     """Returns RoPE's base in each layer, 0 for a layer without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in model_facts.positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
 
 
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}

@@ -14,7 +14,7 @@ from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rms
 from ...writes import Writes
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 IMAGE_WIDTH = 768
 """The default of `embed_dim` of the image encoder."""
@@ -51,14 +51,14 @@ def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 
 
-def _image_layer(model_facts: Facts) -> Any:
+def _image_layer(config_values: ConfigValues) -> Any:
     """Returns the layer that attends to images."""
-    return model_facts.first.variants["image"]
+    return config_values.first.variants["image"]
 
 
-def _image_layer_interval(model_facts: Facts) -> int:
+def _image_layer_interval(config_values: ConfigValues) -> int:
     """Returns the number of Llama's layers above each layer that attends to images."""
-    names = model_facts.first.layer_names()
+    names = config_values.first.layer_names()
     return names.count("block") // max(1, names.count("image"))
 
 

@@ -15,7 +15,7 @@ from ...family import Deviation, Family, every_expert
 from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, moe, qk_norm, rmsnorm
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
@@ -90,8 +90,8 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return ropes
 
 
-def _qk_normed(model_facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in model_facts.mixers)
+def _qk_normed(config_values: ConfigValues) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in config_values.mixers)
 
 
 EVERY_EXPERT = Deviation(

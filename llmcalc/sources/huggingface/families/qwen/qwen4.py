@@ -35,7 +35,7 @@ from ..recurrent.delta import MOE, QWEN, QWEN3_5_MODULES, gated_delta_net
 
 if TYPE_CHECKING:
     from .....workload.run_config import RunConfig
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 KINDS = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
 
@@ -167,19 +167,19 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of(model_facts: Facts) -> Any:
+def _indexer_of(config_values: ConfigValues) -> Any:
     return present(
-        next((mixer.block_indexer for mixer in model_facts.mixers if getattr(mixer, "block_indexer", None)), None)
+        next((mixer.block_indexer for mixer in config_values.mixers if getattr(mixer, "block_indexer", None)), None)
     )
 
 
-def _inputs(model_facts: Facts) -> dict[int, Any]:
-    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(model_facts.layers)}
+def _inputs(config_values: ConfigValues) -> dict[int, Any]:
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
     return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
 
-def _input_of(model_facts: Facts) -> Any:
-    return present(next(iter(_inputs(model_facts).values()), None))
+def _input_of(config_values: ConfigValues) -> Any:
+    return present(next(iter(_inputs(config_values).values()), None))
 
 
 MODULES = {

@@ -16,7 +16,7 @@ from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe,
 from ...writes import UNPADDED
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
@@ -140,8 +140,8 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(model_facts: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in model_facts.mixers)
+def _gated(config_values: ConfigValues) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
 LFM_MODULES: Modules = {

@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
 from ...writes import Value, Writes
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 NONE: Table = {"type": "none"}
 
@@ -110,26 +110,26 @@ classes ignore.
 """
 
 
-def layer_interval(model_facts: Facts, layer_indices: list[int]) -> int:
+def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
     """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
-    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(model_facts.layers)
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 
-def layers_of_kind(model_facts: Facts, kind: str) -> list[int]:
+def layers_of_kind(config_values: ConfigValues, kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [i for i, layer_kind in enumerate(model_facts.kinds()) if layer_kind == kind]
+    return [i for i, layer_kind in enumerate(config_values.kinds()) if layer_kind == kind]
 
 
-def inner_width(model_facts: Facts) -> int:
+def inner_width(config_values: ConfigValues) -> int:
     """Returns the number of channels of the first state-space mixer."""
-    mixer = model_facts.typed("mamba", "mamba2")
+    mixer = config_values.typed("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
-def expansion(model_facts: Facts) -> int:
+def expansion(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
-    factor, remainder = divmod(inner_width(model_facts), model_facts.spec.hidden_size)
+    factor, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
     if remainder or not factor:
         raise Absent
     return factor
@@ -137,7 +137,7 @@ def expansion(model_facts: Facts) -> int:
 
 def state_space_field(field: str) -> Value:
     """Returns a function that writes a config field from a field of the first state-space mixer."""
-    return lambda facts: getattr(facts.typed("mamba", "mamba2"), field)
+    return lambda config_values: getattr(config_values.typed("mamba", "mamba2"), field)
 
 
 MAMBA_WRITES: Writes = {

@@ -32,7 +32,7 @@ from .hybrid import hybrid_attention
 from .mamba import IGNORED, MAMBA_MODULES, NONE, state_space_field
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 KINDS = {
     "M": "mamba",
@@ -149,12 +149,12 @@ def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
 COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
 
 
-def _pattern_letters(model_facts: Facts) -> str:
+def _pattern_letters(config_values: ConfigValues) -> str:
     """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
         mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type]
-        for layer in model_facts.layers
+        for layer in config_values.layers
     )
 
 

@@ -27,7 +27,7 @@ from .hybrid import HYBRID_MODULES
 from .mamba import IGNORED, MAMBA_WRITES, NONE, state_space_field, step_rank
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 FIRST = ["mamba", "mamba", "hybrid"]
@@ -220,20 +220,24 @@ OTHER = IGNORED | {
 }
 
 
-def _layer_kinds(model_facts: Facts) -> list[str]:
+def _layer_kinds(config_values: ConfigValues) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_facts.layers]
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in config_values.layers]
 
 
-def _transformer(model_facts: Facts) -> Any:
-    return model_facts.named("transformer")
+def _transformer(config_values: ConfigValues) -> Any:
+    return config_values.named("transformer")
 
 
-def _shared_blocks(model_facts: Facts) -> int:
+def _shared_blocks(config_values: ConfigValues) -> int:
     return max(
         1,
         len(
-            {name for name in model_facts.first.layer_names() if hasattr(model_facts.first.layer(name), "transformer")}
+            {
+                name
+                for name in config_values.first.layer_names()
+                if hasattr(config_values.first.layer(name), "transformer")
+            }
         ),
     )
 

@@ -34,7 +34,7 @@ from ...parts import (
 from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 Side = Literal["encoder", "decoder"]
 
@@ -241,13 +241,13 @@ IGNORED = frozenset(
 )
 
 
-def _side(model_facts: Facts, stack_name: str, field: str) -> Any:
-    block = present(getattr(model_facts.spec, stack_name)).block
+def _side(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+    block = present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
-def _width(model_facts: Facts, stack_name: str) -> int:
-    network = _side(model_facts, stack_name, "feed_forward")
+def _width(config_values: ConfigValues, stack_name: str) -> int:
+    network = _side(config_values, stack_name, "feed_forward")
     width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
     return width
 

@@ -19,7 +19,7 @@ from .bart import BART_MODULES, SIDES_WRITES
 from .t5 import T5_MODULES, T5_WRITES
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 
 def _switch(config: Config) -> Table:
@@ -84,7 +84,7 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
         return {}
     return {
         "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if facts else "block" for facts in expert_flags]),
+        **layer_pattern(["sparse" if config_values else "block" for config_values in expert_flags]),
     }
 
 
@@ -110,15 +110,15 @@ OF_EXPERTS = frozenset(
 )
 
 
-def _expert_layers(model_facts: Facts, stack_name: str) -> list[int]:
+def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
-    stack = present(getattr(model_facts.spec, stack_name))
+    stack = present(getattr(config_values.spec, stack_name))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
-def _written_expert_interval(model_facts: Facts, stack_name: str) -> int:
+def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
     """Returns the config's interval at which layers have experts; 0 for none."""
-    sparse_layers = _expert_layers(model_facts, stack_name)
+    sparse_layers = _expert_layers(config_values, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
 

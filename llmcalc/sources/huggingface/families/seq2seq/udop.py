@@ -18,7 +18,7 @@ from ...parts import Table, architecture
 from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5, T5_MODULES, T5_WRITES, UNREAD, shared_bias, t5_block, t5_like
 
 if TYPE_CHECKING:
-    from ....to_hf.facts import Facts
+    from ....to_hf.config_values import ConfigValues
 
 BIASES = ("1d", "horizontal", "vertical")
 """The kinds of distances that a table of biases is for."""
@@ -72,8 +72,8 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {"bbox": ("batch", "seq", 4)}
 
 
-def _written_biases(model_facts: Facts) -> list[dict[str, Any]]:
-    bias = present(model_facts.first.relative_bias)
+def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
+    bias = present(config_values.first.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
     layer_kinds = (*BIASES, *["vertical"] * len(buckets))
     return [

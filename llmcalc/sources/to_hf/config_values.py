@@ -25,21 +25,21 @@ LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
 STATE_SPACE = ("mamba", "mamba2")
 
 
-class Facts:
+class ConfigValues:
     """The values of one model for config fields. A field for which the model has no value raises `Absent`.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
 
-    def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[Facts], Any]]) -> None:
+    def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
         self.spec: ModelSpec = spec
-        self.fields: Mapping[str, Callable[[Facts], Any]] = fields
+        self.fields: Mapping[str, Callable[[ConfigValues], Any]] = fields
         self.main: Stack = spec.main
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
-    def of(self, spec: ModelSpec) -> Facts:
+    def of(self, spec: ModelSpec) -> ConfigValues:
         """Returns the values of another model with the same functions of fields."""
-        return Facts(spec, self.fields)
+        return ConfigValues(spec, self.fields)
 
     def usual(self, name: str) -> Any:
         """Returns the value of the config field with the given usual name."""
