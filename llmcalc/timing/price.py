@@ -346,6 +346,15 @@ class PassTime:
             seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
+    def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
+        dtype = "bf16" if self.trains else self._inference_format(kernel)
+        rate = self.rate(dtype) / self._depth_factor(dtype, kernel.k)
+        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        for backward in (False, True):
+            memory = self.device.memory_seconds(2.0 * kernel.moved[backward] + (0.0 if backward else cache))
+            yield backward, kernel.flops[backward] / rate, memory
+
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)

@@ -25,16 +25,18 @@ from ..parallel.layout import ContextExchange, Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
 from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.counting import Counting, Pairs
+from ..workload.derived_rows import QueryKeyPairs
 from ..workload.execution import AttentionImplementation, Execution
 from ..workload.rows import LOGITS, ONCE, TOKENS, Routed
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
 KernelKind: TypeAlias = Literal[
-    "product", "experts", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state", "loss"
-]
-"""What a kernel does; `scan` is any other operation with FLOPs, whose cost only its op knows, and `adapter` the
-element-wise work around an adapter's products.
+    "product", "experts", "scores", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state",
+    "loss",
+]  # fmt: skip
+"""What a kernel does; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
+cost only its op knows, and `adapter` the element-wise work around an adapter's products.
 """
 
 BEFORE, AFTER = -1, -2
@@ -62,6 +64,9 @@ READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 
 ROW_COPIES = 3
 """Times that a permutation of routed rows moves each row: it reads the indices' rows, writes them, and sorts."""
+
+SCORE_ELEMENTS = 4
+"""Elements of 16 bits that a score in float32 is, which a product of queries and keys writes and a selection reads."""
 
 STATE_BITS = 16
 """Bits per element of a recurrent state without a number format of its own."""
@@ -390,11 +395,15 @@ class WorkRecorder(Placements):
             return
         lowering = getattr(self, f"_lower_{step.verb}", None)
         if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
-            if step.outs and not step.outs[0].fixed:  # masks and angles are computed once per pass, or inside kernels
-                self._add_to_group(step)
+            if step.outs and not step.outs[0].fixed and not self._is_inside_attention(step):
+                self._add_to_group(step)  # masks and angles are computed once per pass, or inside kernels
             return
         self._record_group()
         (lowering or self._add_operation)(step)
+
+    def _is_inside_attention(self, step: Step) -> bool:
+        """Whether a step's values of queries and keys stay inside of a fused kernel."""
+        return self.rank_pass.fused and any(isinstance(value.rows, QueryKeyPairs) for value in (*step.ins, *step.outs))
 
     def _is_partial(self, value: Value) -> bool:
         return self.placement(value) == "partial"
@@ -408,7 +417,7 @@ class WorkRecorder(Placements):
         if "cache_bits" in step.op.effects:
             elements = step.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
-            self.cache_reads[step.name] = elements
+            self.cache_reads[step.name] = self.cache_reads[self.where] = elements
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         key = self.layer, experts
@@ -553,6 +562,25 @@ class WorkRecorder(Placements):
             "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=frozen
         )
 
+    def _lower_per_group(self, step: Step) -> None:
+        """Adds the products of equal groups of the input's width, or of its blocks, which one kernel computes."""
+        x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
+        assert op is not None
+        rows, flops = self._rows_on_rank(x), share(op.forward_flops(self.full_run), ranks)
+        weight_elements = exact_div(flops, 2 * rows)
+        self._add_kernel(
+            "product",
+            step.verb,
+            m=rows,
+            n=y.width,
+            k=exact_div(weight_elements, y.width),
+            weight_elements=weight_elements,
+            flops=(flops, share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
+            frozen=self.rank_pass.adapters is not None,
+        )
+
+    _lower_blocks = _lower_per_group
+
     def _lower_experts(self, step: Step) -> None:
         x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
         experts, ep = step.options["experts"].size, self.rank_pass.ep
@@ -576,22 +604,54 @@ class WorkRecorder(Placements):
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        limit = op.window if op.window is not None else op.chunk
         keys = run.available(op.rows if op.keys is None else op.keys)
+        limits = [limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None]
         cache_name = step.options.get("cache") or ""
-        reads_cache = run.phase == "decode" or not is_zero(run.workload.context)
+        module = self.where.rpartition(".")[0]
+        cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
+        if run.phase == "decode" and op.chooses:  # of the whole cache, the selected keys
+            cache_elements = run.batch * exact_div(cache_elements, run.batch * keys) * op.pairs(run)
         self._add_kernel(
             "attention",
             "attention",
             flops=(share(op.forward_flops(run), ranks), share(op.backward_flops(run), ranks)),
-            cache_elements=self.cache_reads.get(cache_name, 0) if reads_cache else 0,
+            cache_elements=cache_elements if self._reads_cache else 0,
             m=share(run.rows(op.rows), ranks),
             n=keys,
             k=op.v_dim,
             heads=op.heads,
             kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
-            keys=keys if limit is None else minimum(keys, limit),
+            keys=minimum(keys, limits[0]) if limits else keys,
+        )
+
+    @property
+    def _reads_cache(self) -> bool:
+        run = self.full_run
+        return run.phase == "decode" or not is_zero(run.workload.context)
+
+    def _lower_scores(self, step: Step) -> None:
+        """Adds a product of queries and keys: of attention with a softmax of its own, or by which keys are selected."""
+        op, ranks, run = step.op, self.rank_pass.cp, self.full_run
+        assert isinstance(op, AttentionCore)
+        pairs = run.batch * op.pairs(run)
+        backward = op.backward_flops(run) if self.has_gradient else 0
+        attends = self.rank_pass.fused and op.v_dim == op.qk_dim
+        moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
+        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available(op.rows)
+        self._add_kernel(
+            "attention" if attends else "scores",
+            "scores",
+            flops=(share(op.forward_flops(run), ranks), share(backward, ranks)),
+            moved=(0, 0) if attends else (moved_elements, 2 * moved_elements),
+            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
+            m=share(run.rows(op.rows), ranks),
+            n=keys,
+            k=op.qk_dim,
+            heads=op.heads,
+            dim=op.qk_dim,
+            keys=keys if op.window is None else minimum(keys, op.window),
         )
 
     def _lower_table(self, step: Step) -> None:

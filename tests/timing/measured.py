@@ -23,6 +23,7 @@ from llmcalc import api
 from llmcalc.accelerator import Hardware
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.engine import Engine, EngineVersion
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -365,19 +366,30 @@ def _load(concurrency: int, *key: Any) -> ServedLoad:
     return _replica(*key).load(concurrency)
 
 
-def full_server(row: Row) -> tuple[Replica, int]:
-    """The server of a row of `trtllm-bench throughput`, and the requests that it holds, by its engine's own rule.
+ENGINES = {"trtllm": "tensorrt-llm"}
+"""Software of the rows → engine of llmcalc; others have its name."""
 
-    Raises `NotAsked` for a server whose engine llmcalc does not have, or whose model does not fit.
+CHECKPOINTS = {"bf16": {}, "fp8": {"quantize": "fp8-dynamic"}}
+"""Number format of a published checkpoint → flags that stand for it where the preset has another one."""
+
+
+def full_server(row: Row) -> tuple[Replica, int]:
+    """The server of a row whose requests arrive at once, and the requests that it holds, by its engine's own rule.
+
+    Rows with a checkpoint were served with the engine's defaults, others are of `trtllm-bench throughput`.
+    Raises `NotAsked` for rows without a number of requests, and for servers that cannot hold one.
     """
-    name = {"trtllm": "tensorrt-llm"}.get(row["stack"].partition("==")[0], "")
-    if not name:
+    if not row["requests"]:
         raise NotAsked("throughput of which pages do not say whether prompts count")
-    record, version = engine_and_version(name)
+    software, _, number = row["stack"].partition("==")
+    engine = ENGINES.get(software, software)
+    record, version = engine_and_version(f"{engine}=={number}" if row["checkpoint"] else engine)
     preset = preset_of(row["model"])
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None
     flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
+    if row["checkpoint"]:
+        return _default_server(row, record, version, flags)
     flags[record.instead["--seq"].lstrip("-")] = length
     if preset.checkpoint is None and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
@@ -390,6 +402,24 @@ def full_server(row: Row) -> tuple[Replica, int]:
         raise NotAsked("throughput of servers whose cache holds no request")
     graphs = tuple(size for size in BENCH_GRAPHS if size <= int(flags["max_batch_size"]))
     return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), held
+
+
+def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dict[str, Any]) -> tuple[Replica, int]:
+    """The server of an engine's defaults, with the flags that a row states."""
+    preset = preset_of(row["model"])
+    if preset.checkpoint is None:
+        flags |= CHECKPOINTS[row["checkpoint"]]
+    if row["model_len"]:
+        flags[record.instead["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
+    if row["step_tokens"]:
+        flags[record.step_tokens] = row.whole("step_tokens")
+    memory = record.memory_on(preset, row.hardware, version, flags)
+    length = row.whole("input") + row.whole("output")
+    at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
+    held = min(int(memory.kv_tokens // length), at_once) * row.whole("dp")
+    if held < 1:
+        raise NotAsked("throughput of servers whose cache holds no request")
+    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), held
 
 
 def bench_settings(row: Row) -> dict[str, int]:
