@@ -136,5 +136,6 @@ def rank_pass(
         reduces_late=stack.reduces_late,
         gathered_ranks=layout.dp if stack.gathers_tokens else 0,
         moves_all_rows=stack.moves_all_rows,
+        sparse_heads=stack.sparse_heads,
         include=include,
     )

@@ -322,7 +322,7 @@ class PassTime:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
             yield False, compute, device.cache_seconds(cache) * idle_factor
             return
         if self.stack.attention == "scores":
@@ -343,7 +343,8 @@ class PassTime:
             forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
+            flops = kernel.padding * flops_of_passes[backward]
+            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

@@ -146,6 +146,7 @@ class Stack(Record):
     gathers_casts: bool = False
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
+    sparse_heads: int = Field(0, ge=0)
     launch: float = 1.0
     kernel_gap: float = 0.0
     kernels: dict[str, tuple[float, float]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..algebra import Number, exact_div, is_zero, minimum
+from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_of
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.tree import Node
@@ -91,6 +91,7 @@ class Kernel:
     moved: elements of activations that the forward and the backward pass read and write.
     cache_elements: elements of the cache that it reads.
     heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
+    padding: query heads that the kernel computes, over those of this rank.
     experts: number of experts of this rank.
     chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
@@ -115,6 +116,7 @@ class Kernel:
     kv_heads: Number = 1
     dim: Number = 128
     keys: Number = 0
+    padding: Number = 1
     experts: Number = 1
     chance: float = 1.0
     routed_tokens: Number = 1
@@ -160,6 +162,8 @@ class RankPass:
     gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
         1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
     moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
+    sparse_heads: heads to which the kernel for selected latents pads the query heads of a rank, in prompts too; 0
+        (default) where prompts have no such kernel and expand the latents.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
     pairs: convention of the query-key pairs that FLOPs count.
     include: optional parts of the model that run.
@@ -181,6 +185,7 @@ class RankPass:
     reduces_late: bool = False
     gathered_ranks: int = 0
     moves_all_rows: bool = False
+    sparse_heads: int = 0
     attention: AttentionImplementation = "flash"
     pairs: Pairs = "causal"
     include: frozenset[str] = frozenset()
@@ -325,6 +330,8 @@ class WorkRecorder(Placements):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
+            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
+                form = "absorbed"
             default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
             if (
                 chosen_items.gives is not None
@@ -623,6 +630,7 @@ class WorkRecorder(Placements):
             kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
             keys=minimum(keys, limits[0]) if limits else keys,
+            padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
         )
 
     @property
@@ -749,6 +757,11 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         rank_pass=rank_pass,
     )
     return recorder.record(shared_rank_program(spec, program_layout))
+
+
+def _selects(branch: Scope) -> bool:
+    """Whether attention of a branch reads the keys that an indexer selects."""
+    return any(isinstance(item, Step) and getattr(item.op, "selected", None) is not None for item in branch.items)
 
 
 def _with_measured_group(ranks: Number) -> int:

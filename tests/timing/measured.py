@@ -416,7 +416,7 @@ def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dic
     memory = record.memory_on(preset, row.hardware, version, flags)
     length = row.whole("input") + row.whole("output")
     at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
-    held = min(int(memory.kv_tokens // length), at_once) * row.whole("dp")
+    held = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
     if held < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
     return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), held
