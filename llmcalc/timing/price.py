@@ -54,9 +54,6 @@ LOSS_BACKWARD = 0.7
 RING_EXPOSED = 0.3
 """Share of a context-parallel exchange that attention does not hide."""
 
-TOP_K_SENT = 8
-"""Experts per token by which copies of one token to one domain are counted."""
-
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 """Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
@@ -205,8 +202,8 @@ class PassTime:
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
-        for layer, message in work.messages:
-            times, seconds, wait = message.times, self._message_seconds(message), self._exchange_wait(message)
+        for layer, message, copies in work.messages:
+            times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
             lines.append(
                 Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
             )
@@ -395,7 +392,8 @@ class PassTime:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(self, message: Collective) -> Number:
+    def _message_seconds(self, message: Collective, token_copies: Number = 1) -> Number:
+        """Estimates the seconds of a message. token_copies: rows of each token that an exchange of experts' tokens has."""
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
@@ -405,7 +403,7 @@ class PassTime:
             return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
-            copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
+            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies), 1.0)
             return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
@@ -414,7 +412,7 @@ class PassTime:
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
-def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
+def _copies_per_domain(domains: Number, top_k: Number) -> Number:
     """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 

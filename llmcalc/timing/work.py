@@ -133,10 +133,14 @@ class Adapters(NamedTuple):
 
 
 class LayerMessage(NamedTuple):
-    """A collective or point-to-point message of one layer. layer: as in `Kernel`. collective: the message."""
+    """A collective or point-to-point message of one layer.
+
+    layer: as in `Kernel`. collective: the message. copies: rows of each token that it sends, one for each of its experts.
+    """
 
     layer: int
     collective: Collective
+    copies: Number = 1
 
 
 class LayerKind(NamedTuple):
@@ -451,7 +455,8 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
+        copies = value.rows.top_k if isinstance(value.rows, Routed) else 1
+        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), copies))
 
     @property
     def _gathers_tokens(self) -> bool:

@@ -47,6 +47,7 @@ STACKS = {
     "megatron-bridge": "megatron",
     "megatron-bridge-graphs": "megatron-graphs",
     "nemo": "megatron",
+    "nemo-perf": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
@@ -57,6 +58,7 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
+    "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
     "halo": "fsdp2-liger",
     "paddlenlp": "paddle",
@@ -74,6 +76,11 @@ STACKS = {
 ONE_CONNECTION = {"halo", "trl"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
 one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
+
+GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
+"""Software of rows whose recipes reduce gradients in 16 bits (`grad_reduce_in_fp32 = False` in Megatron-Bridge's and
+NeMo's recipes for performance), where Megatron-Core's default is 32.
 """
 
 CHECKED = {"nanotron"}
@@ -104,6 +111,9 @@ NODES = {"v100-32gb": 4, "v100-16gb": 4}
 
 ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 """Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
+
+ALL_ADAPTED = ADAPTED | {"gate_proj", "up_proj", "down_proj"}
+"""Those of rows that adapt every linear layer but the head."""
 
 STEP_TOKENS = 8192
 """Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
@@ -197,7 +207,8 @@ def _stack(software: str, tokens: int = 0) -> Stack:
         name = "vllm-2024"
     elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
         name = "vllm-eager"
-    return with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
 def _before(version: str, release: tuple[int, int]) -> bool:
@@ -310,7 +321,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
-        adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
+        adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,
         recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
     )
     return float(prices.step(plan).seconds)
