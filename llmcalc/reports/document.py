@@ -146,6 +146,7 @@ class Report(NamedTuple):
     text: text that is printed unchanged in place of tables (LaTeX); default empty.
     warnings: notes that are also printed for formats without notes (CSV), each with the name of its model.
     computed_last: entry of the document → its value, computed when the document is written; default none.
+    counts_notes: whether the lines of its shown notes are among those of a short screen; default false.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -153,6 +154,7 @@ class Report(NamedTuple):
     text: str = ""
     warnings: Sequence[str] = ()
     computed_last: Mapping[str, Callable[[], Any]] = {}
+    counts_notes: bool = False
 
     def of(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
