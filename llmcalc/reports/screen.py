@@ -29,14 +29,19 @@ def trim_to_screen(report: Report) -> Report:
             groups.append([])
         groups[-1].append(table)
     if report.counts_notes:
-        groups = [_trim_with_notes(group) for group in groups]
+        groups = [_trim_with_notes(group, report.warnings) for group in groups]
     return report._replace(tables=[table for group in groups for table in _trim_group(group)])
 
 
-def _trim_with_notes(tables: list[Table]) -> list[Table]:
-    """Shortens the longest table of one model, row by row, until all tables and the shown notes fit a screen."""
-    notes = [note for table in tables for note in table.notes][:MOST_NOTES]
-    note_lines = sum(len(list(indented(note, COLUMNS, hang=INDENT))) for note in notes)
+def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
+    """Shortens the longest table of one model, row by row, until all tables and the shown notes fit a screen.
+
+    warnings: those of the report, which are shown beside the other notes.
+    """
+    notes = [note for table in tables for note in table.notes]
+    shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
+    shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
+    note_lines = sum(len(list(indented(note, COLUMNS, hang=INDENT))) for note in shown_notes)
     free_lines = MOST_LINES - note_lines - FURTHER_LINES
     left_out = 0
     shorter_tables = list(tables)
