@@ -23,13 +23,14 @@ from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
+from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, Line, PassTime
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
 from ..timing.traffic import Traffic, traffic
-from ..timing.work import Adapters, RankPass, RankWork, rank_work
+from ..timing.work import rank_work
 from ..units import DTYPE_BITS, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution

@@ -10,9 +10,10 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
+from .kernels import RankPass
 from .price import SIXTEEN_BITS, Formats, Priced, price
 from .records import Stack
-from .work import RankPass, rank_work
+from .work import rank_work
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
+from .kernels import STATE_BITS, Kernel, RankPass, RankWork
 from .records import Stack
-from .work import STATE_BITS, Kernel, RankPass, RankWork
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -393,7 +393,10 @@ class PassTime:
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
     def _message_seconds(self, message: Collective, token_copies: Number = 1) -> Number:
-        """Estimates the seconds of a message. token_copies: rows of each token that an exchange of experts' tokens has."""
+        """Estimates the seconds of a message.
+
+        token_copies: rows of each token in an exchange of experts' tokens.
+        """
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from .kernels import Kernel, RankWork
 from .price import PassTime
-from .work import Kernel, RankWork
 
 
 @dataclass(frozen=True)

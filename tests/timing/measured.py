@@ -34,12 +34,13 @@ from llmcalc.timing.batching import Replica, Requests, ServedLoad
 from llmcalc.timing.calibration import UNCHANGED, Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
-from llmcalc.timing.work import Adapters, RankPass, rank_work
+from llmcalc.timing.work import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
