@@ -90,7 +90,7 @@ def test_less_sure_fits_go_a_part_of_the_way() -> None:
 
 
 def test_a_fit_that_is_not_clearly_better_is_used_at_a_quarter() -> None:
-    """Runs that take 12 % longer on average and differ by as much: a fit of the others estimates most of them better."""
+    """Runs that take 12 % longer on average and differ as much: a fit of the others estimates most of them better."""
     noise = (0.33, 0.27, 0.07, -0.02, 0.13, 0.06, 0.29, 0.0, 0.11)
     runs = [
         MeasuredRun(str(i), seconds(UNCHANGED) * math.exp(error), seconds)
