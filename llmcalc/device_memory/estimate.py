@@ -91,7 +91,7 @@ class Memory:
     @property
     def device(self) -> DeviceMemory:
         """The device memory on the run's accelerator. Raises `Unsupported` for an operation without a kernel."""
-        return self.on(self.runtime)
+        return self.memory_on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
@@ -133,7 +133,7 @@ class Memory:
             self._quantized_sizes,
         )
 
-    def on(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
         if cuda_runtime not in self._by_runtime:
             self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)

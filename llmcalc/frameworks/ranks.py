@@ -53,7 +53,7 @@ class Cluster:
     _replayed: dict[tuple[int, Runtime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
-    def of(
+    def with_framework(
         memory_estimate: Memory,
         layout: Layout,
         framework: Framework | str,
@@ -143,7 +143,7 @@ class Cluster:
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world - 1}))
 
-    def on(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
+    def memory_of_ranks(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
@@ -188,7 +188,7 @@ class Cluster:
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
         """The memory of each rank in `ranks` on the run's accelerator."""
-        return self.on(self.memory.runtime)
+        return self.memory_of_ranks(self.memory.runtime)
 
     @property
     def device_rank(self) -> RankMemory:

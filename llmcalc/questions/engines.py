@@ -53,7 +53,7 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            raise InputError(f"{self.launch.at}: {error}") from None
+            raise InputError(f"{self.launch.location}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
@@ -128,7 +128,7 @@ def engine_questions(
         with_version = f"{server.engine}=={server.version}" if server.version else server.engine
         questions.append(
             EngineQuestion(
-                model_of_file(target, server.target, server.at, read_model),
+                model_of_file(target, server.target, server.location, read_model),
                 tuple(engines) or (with_version,),
                 {**server.values, **values},
                 hardware or server.hardware or None,

@@ -348,16 +348,18 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     ):
         memory_on_one = question.under(record).on_one_device()
         if launch is not None:
-            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen)
+            ranks = Cluster.with_framework(
+                memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen
+            )
         elif question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
+            ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
+            ranks = Cluster.with_framework(memory_on_one, layout_of(layout), record, version)
         answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer

@@ -81,7 +81,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             ),
             Table("By format", format_columns, formats, name="formats"),
         ],
-    ).of(name)
+    ).for_target(name)
 
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
@@ -143,7 +143,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
         )
     return Report(
         document, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
-    ).of(origin)
+    ).for_target(origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -195,7 +195,7 @@ def report(
             fits_on,
         ],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:

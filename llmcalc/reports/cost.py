@@ -68,7 +68,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         _answer_text(run_cost),
         name="cost",
     )
-    return Report(_cost_data(preset, hardware, run_cost), [table]).of(preset.target)
+    return Report(_cost_data(preset, hardware, run_cost), [table]).for_target(preset.target)
 
 
 def _range_ends(amount: Amount) -> tuple[float, float, float]:

@@ -103,7 +103,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     if model_before is not None and model_after is not None:
         tables += [_nodes_table(name, nodes) for name, nodes in difference.components.items() if nodes]
     target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(difference), tables, warnings=warnings).of(target)
+    return Report(_difference_data(difference), tables, warnings=warnings).for_target(target)
 
 
 def _too_long(difference: Difference) -> list[str]:

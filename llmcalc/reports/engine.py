@@ -65,9 +65,9 @@ def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `memory`. engine_uses: the memory of one engine, or of several engines, one column each."""
     if len(engine_uses) == 1:
         return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
-    return Report([_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]).of(
-        engine_uses[0].preset.target
-    )
+    return Report(
+        [_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]
+    ).for_target(engine_uses[0].preset.target)
 
 
 def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
@@ -114,7 +114,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(engine_uses[0].preset.target)
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).for_target(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -181,11 +181,13 @@ def fit_report(
         "assumed": dict(best_option.memory.assumed),
         **_launch_data(engine_use),
     }
-    return Report(document, tables).of(engine_use.preset.target)
+    return Report(document, tables).for_target(engine_use.preset.target)
 
 
 def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
-    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).of(engine_use.preset.target)
+    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).for_target(
+        engine_use.preset.target
+    )
 
 
 def _title_text(engine_use: EngineUse) -> str:
@@ -220,7 +222,7 @@ def _launch_aside(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
-    return f"; {engine_use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
+    return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
 def _launch_notes(engine_use: EngineUse) -> list[str]:

@@ -79,7 +79,7 @@ def report(
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
+        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).for_target(
             preset.target
         )
     if latex:

@@ -97,7 +97,7 @@ def report(
     if measured_run is not None:
         document["utilization"] = utilization.data(measured_run)
         tables.insert(0, utilization.table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:

@@ -77,7 +77,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             _growth_table(cache, scale),
         ],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def _dtype_names(cache: CacheSize) -> list[str]:

@@ -37,7 +37,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     ]
     return Report(
         document, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]
-    ).of(name)
+    ).for_target(name)
 
 
 def _short_name(name: str) -> str:

@@ -119,7 +119,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
         memory_data(preset, memory, accelerator_fits),
         [parts_table, phases, fits_section],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def term_name(term: Term) -> str:

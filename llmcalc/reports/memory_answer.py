@@ -87,7 +87,7 @@ class DeviceUse(MemoryAnswer, Memory):
         return self
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        return self.on(runtime)
+        return self.memory_on(runtime)
 
     def report(self) -> Report:
         from .memory import report

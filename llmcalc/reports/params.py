@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(parameter_count))
-    return Report(document, [table]).of(preset.target)
+    return Report(document, [table]).for_target(preset.target)
 
 
 def answer(parameter_count: ParameterCount) -> str:

@@ -76,7 +76,7 @@ def report(
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     computed_last = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
     report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=computed_last)
-    return report.of(preset.target)
+    return report.for_target(preset.target)
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     column_widths = [len(column.title) for column in columns] + [
         max(len(peak.title), *(len(t) for ts in peaks for t in ts))
     ]
-    chart = Chart.of(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
+    chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
     rows = []
     for rank in range(pipeline.ranks):
@@ -132,7 +132,7 @@ class Chart(NamedTuple):
     windows: tuple[range, ...]
 
     @classmethod
-    def of(cls, timetable: Timetable, free_width: int) -> Chart:
+    def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
         shortest_pass = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))

@@ -110,7 +110,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
         tables.append(
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
-    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:

@@ -80,7 +80,7 @@ def report(
         return Report(
             document,
             [Table("", FULL_COLUMNS, [Row([entry[column.title] for column in FULL_COLUMNS]) for entry in raw_rows])],
-        ).of(preset.target if is_target else "")
+        ).for_target(preset.target if is_target else "")
     value = study.budget.value
     title = (
         f"{units.count(value)} parameters"

@@ -54,7 +54,7 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
+    def measured(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. tensors: the requested bytes."""
         slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
@@ -371,14 +371,14 @@ class RepeatAnalysis:
         events = RepeatedEvents(self, repeats)
         memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
-        _replay_on_meter(memory_meter, events.of(self.recorded.set_up), blocks)
+        _replay_on_meter(memory_meter, events.unfolded_events(self.recorded.set_up), blocks)
         result = ReplayResult(set_up=memory_meter.now)
         for events_of_part in self.recorded.first:
-            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = Place()
         for events_of_part in self.recorded.then:
-            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         memory_meter.place = Place("after")
         result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         result.after = memory_meter.now
@@ -393,7 +393,7 @@ class RepeatAnalysis:
             for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then)
         ]
         _latest_run.play(device, pieces, events.count)
-        return AllocatorOverhead.of(device, tensors)
+        return AllocatorOverhead.measured(device, tensors)
 
 
 class RepeatedEvents:
@@ -418,7 +418,7 @@ class RepeatedEvents:
                 self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
-    def of(self, events_of_part: Sequence[Event]) -> list[Event]:
+    def unfolded_events(self, events_of_part: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to these recorded events."""
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []

@@ -261,7 +261,9 @@ def plan_of(
     version = layout_request.framework_version or ""
 
     def sent(layout: Layout, run_index: int, recompute: str) -> int:
-        messages = Cluster.of(run_of(run_index, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
+        messages = Cluster.with_framework(run_of(run_index, recompute), layout, record, version).messages_of_rank(
+            layout.rank(pp=0)
+        )
         return sum(message.wire_bytes * message.count for message in messages)
 
     def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
@@ -330,7 +332,7 @@ def replayed(
     stage: pipeline stage whose rank is replayed first; default 0.
     enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster, runtime = Cluster.of(memory, layout, framework, version), memory.runtime
+    cluster, runtime = Cluster.with_framework(memory, layout, framework, version), memory.runtime
     if enough is not None and layout.pp > 1:
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
         if first_rank_bytes > enough:
@@ -371,7 +373,7 @@ class _Candidates:
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
+                    results[i] = self.fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
                     results[i] = error
         return results
@@ -390,13 +392,13 @@ class _Candidates:
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
         """Returns the candidate of a layout, or the error of a layout whose framework refuses the recomputation."""
         try:
-            candidate = self.of(layout, micro_batches, self.recomputations)
+            candidate = self.fitting_candidate(layout, micro_batches, self.recomputations)
         except InputError as error:
             return error
         assert candidate is not None
         return candidate
 
-    def of(
+    def fitting_candidate(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
@@ -421,7 +423,7 @@ class _Candidates:
                 step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
-                    return self.of(layout, micro_batches, values)
+                    return self.fitting_candidate(layout, micro_batches, values)
                 if last_candidate is None:
                     raise
                 continue
@@ -438,7 +440,9 @@ class _Candidates:
         """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
-            recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+            recomputed_candidate = (
+                self.fitting_candidate(candidate.layout, candidate.micro_batches, values) if values else None
+            )
         except InputError:
             return None
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None

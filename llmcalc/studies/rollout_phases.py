@@ -59,7 +59,7 @@ def rollout_phases(
     cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
     """
-    device = largest_need(cluster.on(runtime)).device
+    device = largest_need(cluster.memory_of_ranks(runtime)).device
     return _Phases(cluster, rollout, preset, hardware, device).phases()
 
 

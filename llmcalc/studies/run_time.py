@@ -302,7 +302,7 @@ class TrainingTimes:
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the training step of a layout, without its seconds."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
-        return StepPlan.of(
+        return StepPlan.from_layout(
             layout,
             int(workload.batch),
             micro_batches,

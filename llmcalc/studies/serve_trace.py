@@ -134,7 +134,7 @@ def trace_times(
 def steps_of(server: Server, trace: Trace) -> StepSeconds:
     """Returns the seconds per step of one replica, for the requests of a trace."""
     sequences = max(1, server.most_sequences // server.replica.batches)
-    return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
+    return StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
 
 def _serve_scaled(

@@ -127,14 +127,14 @@ class Family:
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
-                finer_family.at(finer_family.step, finer_family.least_depth)
+                finer_family.scaled_to(finer_family.step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
             if finer_family.step < self.step:
                 return finer_family
         return None
 
-    def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
+    def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
@@ -206,7 +206,7 @@ def family(
     members = Family(spec, None, kv_ratio, ffn_ratio)
     for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
-            member = candidate.at(candidate.step, candidate.least_depth)
+            member = candidate.scaled_to(candidate.step, candidate.least_depth)
         except Unscalable as error:
             raise InputError(f"{option}: {error}") from None
         validate(ModelSpec, member.model_dump(), option)
@@ -375,7 +375,7 @@ def study(
 def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        cost = budget.cost_of(members.at(*shape_size))
+        cost = budget.cost_of(members.scaled_to(*shape_size))
     except ArithmeticError:
         return False
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
@@ -434,7 +434,7 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(members.at(i * width_step, depth))
+        return budget.cost_of(members.scaled_to(i * width_step, depth))
 
     def deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
@@ -486,7 +486,7 @@ def search(
 
     def cost(h: int, depth: int) -> int:
         if (h, depth) not in costs:
-            costs[h, depth] = budget.cost_of(members.at(h, depth))
+            costs[h, depth] = budget.cost_of(members.scaled_to(h, depth))
         return costs[h, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
@@ -527,7 +527,7 @@ def _shape_of_size(
     members: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
 ) -> Shape:
     h, layers = shape_size
-    spec = members.at(h, layers)
+    spec = members.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"

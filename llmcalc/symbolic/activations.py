@@ -107,7 +107,7 @@ class Activations:
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
-        value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
+        value, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
         repeat_count = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
@@ -152,7 +152,9 @@ class Activations:
             return ()
         root, two_sequences = self.formulas.root, {sequences(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.of(root).xreplace({**values, **two_sequences}) == self.sums("numbers", 2).of(root):
+        if self.letters.saved_bytes_of(root).xreplace({**values, **two_sequences}) == self.sums(
+            "numbers", 2
+        ).saved_bytes_of(root):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -180,7 +182,7 @@ class SavedSums:
         by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for block in blocks:
-            location, byte_count = block.at, formula_of(block.bytes)
+            location, byte_count = block.location, formula_of(block.bytes)
             if location.path == LOSS:
                 self.loss += byte_count
             elif location.layer and block.shared:
@@ -194,7 +196,7 @@ class SavedSums:
         }
         self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
-    def of(self, node: FormulaNode) -> Any:
+    def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
         if node.at:
             return sum((self.by_location[location] for location in node.at), 0)

@@ -364,17 +364,17 @@ class Formulas:
 
         value = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
-        def of(fields: frozenset[str]) -> list[Any]:
+        def symbols_of(fields: frozenset[str]) -> list[Any]:
             return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value[denominator]) * denominator
 
-        hidden_widths, heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
+        hidden_widths, heads, sizes = symbols_of(frozenset({"hidden_size"})), symbols_of(HEADS), symbols_of(HEAD_SIZES)
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
-        pairs = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
+        pairs = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
         if len(sizes) == 1:
             pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
         elif not sizes and len(heads) == 2:

@@ -192,7 +192,7 @@ class Errors:
     best_of_three: float | None
 
     @classmethod
-    def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         errors = sorted(
             abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
@@ -266,7 +266,11 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
     estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
     left_out = [measured_run.seconds * math.exp(value) for measured_run, value in zip(runs, logarithms, strict=True)]
-    errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    errors = (
+        Errors.from_runs(runs, estimates_before),
+        Errors.from_runs(runs, estimates_after),
+        Errors.from_runs(runs, left_out),
+    )
     absolute_errors = [
         abs(math.log(estimate / measured_run.seconds))
         for measured_run, estimate in zip(runs, estimates_before, strict=True)
@@ -278,7 +282,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
         estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
         left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
-        errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+        errors = errors[0], Errors.from_runs(runs, estimates_after), Errors.from_runs(runs, left_out)
     return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 

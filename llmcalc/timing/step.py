@@ -75,7 +75,7 @@ class StepPlan:
     adapters: Adapters | None = None
 
     @classmethod
-    def of(
+    def from_layout(
         cls,
         layout: Layout,
         micro_batch: int,
@@ -178,7 +178,7 @@ class LayerCosts(NamedTuple):
     end_params: Number
     adapters: list[Number]
 
-    def at(self, index: Any) -> LayerCosts:
+    def selected(self, index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
         def pick(value: Number) -> Number:
@@ -488,7 +488,7 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
         distinct_sizes, size_index = _distinct_rows([some[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
         timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(timed_pass, stack, plan).at(size_index)
+        costs = layer_costs(timed_pass, stack, plan).selected(size_index)
         seconds[is_this_size] = _step_seconds(
             spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
         ).seconds
@@ -504,7 +504,7 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
-        ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        ranks = pipeline_ranks(costs.selected(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for row, value in zip(sums, ranks[: len(sums)], strict=True):
             row[positions] = value
     return PipelineRanks(*sums)

@@ -88,7 +88,7 @@ class StepSeconds:
     tokens: float = 1.0
 
     @classmethod
-    def of(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulated(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.

@@ -61,7 +61,7 @@ def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) ->
 )
 def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, micro_batches: int) -> None:
     training = Settings(phase="training", seq=128, num_microbatches=micro_batches)
-    cluster = Cluster.of(memory(load(model).model, training), layout, framework)
+    cluster = Cluster.with_framework(memory(load(model).model, training), layout, framework)
     assert len(cluster.ranks_that_may_need_most) < len(cluster.ranks)
     assert cluster.device_rank.rank in cluster.ranks_that_may_need_most
 
@@ -131,7 +131,9 @@ def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:
     """Stages 2 and 4 have no layer that stage 1 has not; stage 3 has one more than each before it."""
     training = Settings(phase="training", seq=128, num_microbatches=12)
     layout = Layout(pp=6, pp_layout=(2, 3, 2, 4, 3, 2))
-    cluster = Cluster.of(memory(load("qwen3-0.6b?num_hidden_layers=16").model, training), layout, "megatron")
+    cluster = Cluster.with_framework(
+        memory(load("qwen3-0.6b?num_hidden_layers=16").model, training), layout, "megatron"
+    )
     assert cluster.ranks_that_may_need_most == (0, 1, 3, 5)
 
 

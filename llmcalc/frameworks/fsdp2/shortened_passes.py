@@ -94,7 +94,7 @@ class ShortenedPasses:
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):
             start = len(events)
-            events += self.repeated.of(piece)
+            events += self.repeated.unfolded_events(piece)
             if i % 2:
                 passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
         return events, passes

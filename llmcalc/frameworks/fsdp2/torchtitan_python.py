@@ -70,7 +70,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
                 ),
             )
         try:
-            config = configurations.of(name)
+            config = configurations.configuration_of(name)
         except RecursionError:
             raise reader.wrong(name, "nested too deeply; expected a configuration") from None
         for word in source_file.arguments:

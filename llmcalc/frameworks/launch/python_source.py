@@ -154,7 +154,7 @@ class Configurations:
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
+    def configuration_of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
         """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
         if depth > 10:
             raise RecursionError
@@ -229,7 +229,7 @@ class Configurations:
             argument_values = {key: value_of(value, names) for key, value in keywords.items()}
             parameters = [parameter.arg for parameter in self.functions[called].args.args]
             argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
-            return self.of(called, argument_values, depth + 1)
+            return self.configuration_of(called, argument_values, depth + 1)
         config: Config = dict(self.known.get(called, {}))
         if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
             config = self.evaluate(node.func.value, names, configs, depth + 1)

@@ -89,7 +89,7 @@ class LaunchedServer:
     overridden: Mapping[str, Override] = field(default_factory=dict)
 
     @property
-    def at(self) -> str:
+    def location(self) -> str:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 

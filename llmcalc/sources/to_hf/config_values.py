@@ -37,7 +37,7 @@ class ConfigValues:
         self.main: Stack = spec.main
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
-    def of(self, spec: ModelSpec) -> ConfigValues:
+    def of_spec(self, spec: ModelSpec) -> ConfigValues:
         """Returns the values of another model with the same functions of fields."""
         return ConfigValues(spec, self.fields)
 

@@ -232,7 +232,7 @@ WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder":
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = present(getattr(config_values.spec, stack_name))
-    side_facts = config_values.of(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    side_facts = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: side_facts.usual(field) for field in names}
     mixer, context_length = side_facts.find(Attention), config_values.spec.max_position_embeddings
