@@ -204,14 +204,16 @@ class SideConvolution(StackPart):
     def source(self) -> str:
         return "He et al. 2020, §A.5"
 
-    def flow(self, recorder: Flow, x: Value, after: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
+    def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
+        """Records the convolution of x, the first layer's input. first_layer_output: the first layer's output; default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
             recorder.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act
         )
         recorder.hold(beside=convolution_output)
-        return recorder.part("norm", self.norm, recorder.add(x if after is None else after, convolution_output))
+        return recorder.part(
+            "norm", self.norm, recorder.add(x if first_layer_output is None else first_layer_output, convolution_output)
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["convolution"](self, model_properties)

@@ -127,7 +127,7 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.conv_kernel_size is None:
                 return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
-            added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
-            return added
+            ngram_vectors: Tensor = gated + convolved.unflatten(-1, (streams, -1))
+            return ngram_vectors
 
     return NgramInputReference

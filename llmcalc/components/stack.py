@@ -199,16 +199,16 @@ class Stack(Component):
             field for results in shared_results.values() for field in results.values()
         ):
             return
-        computed: set[object] = set()
+        layers_with_scores: set[object] = set()
         for name in self.layer_names():
             for key, field in shared_results.get(name, {}).items():
-                if field and key not in computed:
+                if field and key not in layers_with_scores:
                     raise ValueError(
                         f"{field}: no layer below '{name}' attends alike and makes what it would share; expected a "
                         "layer below that does"
                     )
                 if not field:
-                    computed.add(key)
+                    layers_with_scores.add(key)
 
     @property
     def reads_no_embedding(self) -> bool:
@@ -247,8 +247,8 @@ class Stack(Component):
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
-        remaining = max(0, self.num_hidden_layers - len(self.first_layers))
-        repeated_pattern = self.pattern * (remaining // len(self.pattern) + 1)
+        repeated_layers = max(0, self.num_hidden_layers - len(self.first_layers))
+        repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
@@ -270,9 +270,9 @@ class Stack(Component):
             for name, indices in indices_of.items():
                 yield name, self.layer(name), len(indices), indices
             return
-        remaining, period = depth - len(self.first_layers), len(self.pattern)
+        repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
         for name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(remaining - i, period) for i, n in enumerate(self.pattern) if n == name)
+            repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:

@@ -214,9 +214,9 @@ class CompressedAttention(TokenMixer):
                 self._entry_projection(recorder, "gate_proj", x, series),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
-            pending = recorder.with_rest(*projections)
-            recorder.hold(rest_kv=pending[0], rest_gate=pending[1])
-            kv, gate = (recorder.windows(series_rows, rate) for series_rows in pending)
+            unpooled_rows = recorder.with_rest(*projections)
+            recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
+            kv, gate = (recorder.windows(series_rows, rate) for series_rows in unpooled_rows)
             gate = recorder.add(gate, recorder.vector("position_bias", rate, *series, many=rate.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
@@ -226,8 +226,8 @@ class CompressedAttention(TokenMixer):
             recorder.hold(new=entries)
             entries = recorder.rope(entries, rope, every=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, 2 * pending[0].width, rows=x.rows)
-            return recorder.keep_entries(op, entries, *pending)
+            op = ops.EntryCache(dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            return recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _with_last_window(
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
@@ -348,7 +348,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             windows = kv.shape[1] // self.rate
             window_tokens = windows * self.rate
-            pending = kv[:, window_tokens:], gate[:, window_tokens:]
+            unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
             if windows:
                 kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                 gate = gate + self.position_bias.weight
@@ -361,7 +361,7 @@ def _reference_class() -> type[nn.Module]:
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(forward_pass, entries, *pending)
+            self.cache.keep(forward_pass, entries, *unpooled_rows)
             return entries
 
     class Chooser(nn.Module):

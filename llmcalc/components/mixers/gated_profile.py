@@ -108,10 +108,10 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def bounded(x: Tensor, longest: float) -> Tensor:
+    def bounded(x: Tensor, largest_norm: float) -> Tensor:
         """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        scaled: Tensor = (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        scaled: Tensor = (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
         return scaled
 
     class TokenConvolution(nn.Module):

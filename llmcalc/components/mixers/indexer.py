@@ -64,14 +64,14 @@ class Indexer(Part):
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
 
-    def flow(self, recorder: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.
 
-        compressed: the compressed query, which the indexer's queries come from without input_norm.
+        query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
         """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        query_input = compressed if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
+        query_input = query_latent if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         assert query_input is not None
         q = recorder.linear("q_proj", query_input, heads, dim)
         recorder.hold(small=query_input, q=q)

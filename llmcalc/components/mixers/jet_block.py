@@ -64,8 +64,8 @@ class JetBlock(TokenMixer):
         q = recorder.act(recorder.linear("q_proj", x, heads, key_dim), "silu")
         k = recorder.act(recorder.linear("k_proj", x, heads, key_dim), "silu")
         v = recorder.linear("v_proj", x, heads, value_dim)
-        inner = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
-        filters = recorder.linear("w2", inner, heads, value_dim, kernel, bias=True)
+        generator_hidden = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
+        filters = recorder.linear("w2", generator_hidden, heads, value_dim, kernel, bias=True)
         convolution = DynamicConvolution(v.width, 1, kernel.size, x.rows)
         v = recorder.act(recorder.core("convolution", convolution, v, filters, axes=(heads, value_dim)), "silu")
         recorder.state("conv_state", heads, value_dim, kernel, kind="conv_state")
@@ -123,9 +123,9 @@ def _reference_class() -> type[nn.Module]:
             kernel = filters.shape[-1]
             stored_input = state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            joined = torch.cat([earlier, x], 1)
-            state.keep(forward_pass, joined[:, -kernel:])
-            windows = joined[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
+            tokens_with_past = torch.cat([earlier, x], 1)
+            state.keep(forward_pass, tokens_with_past[:, -kernel:])
+            windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             out: Tensor = (windows[..., None, :] @ filters[..., None])[..., 0, 0]
             return out
 

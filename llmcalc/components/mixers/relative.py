@@ -139,8 +139,10 @@ def _reference_class() -> type[nn.Module]:
 
         def _encode_distances(self, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden, furthest = x.shape[-1], self._largest_distance(x)
-            angles = angles_of(furthest - forward_pass.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
+            hidden, largest_distance = x.shape[-1], self._largest_distance(x)
+            angles = angles_of(
+                largest_distance - forward_pass.span(0, largest_distance + x.shape[1], x.device), hidden, 10000.0
+            )
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -224,33 +224,37 @@ class SharedEntryAttention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the entries and each token's selection among them, of this layer or of a lower one."""
         assert self.compress_rate is not None
-        lent: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lent.get("entries", Value(x.rows, (dim,), fixed=True)))
+            entries = recorder.of_lower_layer(
+                "entries", x, lower_entries.get("entries", Value(x.rows, (dim,), fixed=True))
+            )
         else:
             latent, entries = self._latent_and_entries(recorder, x, dim, rope)
-            lent["entries"] = entries
+            lower_entries["entries"] = entries
         if self.indexer is None:
-            absent = Value(x.rows, (), fixed=True)
-            return entries, recorder.of_lower_layer("selection", x, lent.get("selection", absent))
+            empty_value = Value(x.rows, (), fixed=True)
+            return entries, recorder.of_lower_layer("selection", x, lower_entries.get("selection", empty_value))
         with recorder.scope("indexer", role="no_grad"):
-            lent["selection"] = self._selection(recorder, self.indexer, x, compressed_query, latent, lent, rope)
-        return entries, lent["selection"]
+            lower_entries["selection"] = self._selection(
+                recorder, self.indexer, x, compressed_query, latent, lower_entries, rope
+            )
+        return entries, lower_entries["selection"]
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries so far after it."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
-        pending: tuple[Value, ...] = ()
+        unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
             if self.weighted_entries:
-                pending = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
-                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
+                unpooled_rows = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
+                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
-            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in pending), rows=x.rows)
-            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *pending)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *unpooled_rows)
 
     def _selection(
         self,
@@ -259,19 +263,19 @@ class SharedEntryAttention(TokenMixer):
         x: Value,
         compressed_query: Value,
         latent: Value | None,
-        lent: dict[str, Value],
+        lower_entries: dict[str, Value],
         rope: Rope,
     ) -> Value:
         """Returns the entries that each token selects. latent: the new entries before RoPE; None for shared ones."""
         assert self.compress_rate is not None
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lent.get("keys", Value(x.rows, (dim,), fixed=True)))
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys", Value(x.rows, (dim,), fixed=True)))
         else:
             keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
             keys = recorder.rope(keys, rope, every=self.compress_rate)
             keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
-            lent["keys"] = keys
+            lower_entries["keys"] = keys
         q = recorder.rope(recorder.linear("q_proj", compressed_query, heads, dim), rope)
         blocks = indexer.candidates
         core: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
@@ -363,13 +367,15 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *pending)
             return latent, entries
 
-    def with_earlier(spec: SharedEntryAttention, new: Tensor, earlier: Tensor | None) -> Tensor:
+    def with_earlier(spec: SharedEntryAttention, new_entries: Tensor, earlier: Tensor | None) -> Tensor:
         """Applies RoPE to new rows, one per entry, and puts those of earlier passes before them."""
         assert spec.compress_rate is not None
-        first = 0 if earlier is None else earlier.shape[1]
-        positions = (torch.arange(new.shape[1], device=new.device) + first) * spec.compress_rate
-        new = rotate_at(new, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
-        return new if earlier is None else torch.cat([earlier, new], 1)
+        first_position = 0 if earlier is None else earlier.shape[1]
+        positions = (
+            torch.arange(new_entries.shape[1], device=new_entries.device) + first_position
+        ) * spec.compress_rate
+        new_entries = rotate_at(new_entries, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
+        return new_entries if earlier is None else torch.cat([earlier, new_entries], 1)
 
     class Chooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
@@ -417,11 +423,15 @@ def _reference_class() -> type[nn.Module]:
                 return
             size, tokens = blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % size
-            best = nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            block_scores = (
+                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            )
             blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
-            best = best.scatter(-1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
-            ranked = best.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked[..., : blocks.candidate_topk_blocks]
+            block_scores = block_scores.scatter(
+                -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
+            )
+            ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
         @torch.no_grad()
         def forward(
@@ -442,8 +452,8 @@ def _reference_class() -> type[nn.Module]:
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             scores = scores.masked_fill(~visible, float("-inf"))
             self._find_blocks(scores, forward_pass)
-            ranked = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
+            ranked_indices = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
+            selected: Tensor = ranked_indices if positions is None else positions[:, None].gather(-1, ranked_indices)
             return selected
 
     class Core(nn.Module):

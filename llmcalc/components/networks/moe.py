@@ -226,17 +226,17 @@ class MoE(Network):
 
     def _check_shared_scores(self) -> None:
         """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
-        scores, shared = self.shared_scores, self.shared_expert
+        scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
-            shared is None
+            shared_expert is None
             or self.shared_expert_gate
             or self.shared_expert_mix
-            or not shared.gated
-            or shared.gate_bias
-            or shared.up_bias
-            or shared.down_bias
-            or shared.sub_norm is not None
-            or shared.intermediate_size % scores.shared_experts
+            or not shared_expert.gated
+            or shared_expert.gate_bias
+            or shared_expert.up_bias
+            or shared_expert.down_bias
+            or shared_expert.sub_norm is not None
+            or shared_expert.intermediate_size % scores.shared_experts
         ):
             raise ValueError(
                 "shared_scores: weighs equal parts of a gated shared_expert without biases; expected one whose "

@@ -218,7 +218,7 @@ class Projector(TowerPart):
             Norm(type="rmsnorm", weight=False),
         )
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        reads = (
+        stack_reading_towers = (
             (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
             (
                 12,
@@ -249,7 +249,7 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
                 cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for size, resampler in reads
+                for size, resampler in stack_reading_towers
             ),
         ]
 
@@ -340,17 +340,17 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
-            merge, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
+            merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
-            norm_after_merge = mean or self.spec.norm_of == "merged"
+            norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
             squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            x = squares.mean(2) if mean else squares.flatten(2)
+            x = squares.mean(2) if is_mean else squares.flatten(2)
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
-                x = frames_of_images.mean(2) if mean else frames_of_images.flatten(2)
+                x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 

@@ -119,8 +119,8 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        place = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
-        self.stack.check_place(place)
+        position_in_model = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        self.stack.check_place(position_in_model)
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
