@@ -205,7 +205,7 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. first_layer_output: the first layer's output; default x."""
+        """Records the convolution of x, the first layer's input. first_layer_output: default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
             recorder.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act

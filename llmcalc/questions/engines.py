@@ -240,14 +240,14 @@ def ask_engine_fit(
         )
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
-    serves = options[0].serves
+    engine_serves = options[0].serves
     is_named = question.hardware is not None
 
     def report() -> Report:
         token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 
-    return ReportedAnswer(options, report, serves)
+    return ReportedAnswer(options, report, engine_serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
@@ -309,11 +309,11 @@ def _fewest_devices(
     serving_options: list[EngineOption] = []
     largest_options: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
-        serves = memory.starts and memory.max_concurrency >= users
+        serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        largest_options = [EngineOption(hardware, layout_flags, memory, serves)]
-        serving_options += largest_options if serves else []
+        largest_options = [EngineOption(hardware, layout_flags, memory, serves_users)]
+        serving_options += largest_options if serves_users else []
         if serving_options and not record.shows_alternatives:
             break
     return serving_options or largest_options

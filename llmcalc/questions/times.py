@@ -173,8 +173,8 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
         return question.under(record).on_one_device(), record, question.launch.layout
     layout = question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
-        named = layout.framework is not None and question.settings.lora_rank is not None
-        _, layout = planned_run(_without_adapters(question) if named else question)
+        needs_framework = layout.framework is not None and question.settings.lora_rank is not None
+        _, layout = planned_run(_without_adapters(question) if needs_framework else question)
         record = framework_of(layout)
         return question.under(record).on_one_device(), record, layout_of(layout)
     record = framework_of(layout)

@@ -414,8 +414,8 @@ def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> l
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> Shown:
     """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
-    usual_flags, brief = (
+    usual_flags, brief_flags = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
-    return Shown(usual_flags, brief)
+    return Shown(usual_flags, brief_flags)

@@ -233,12 +233,12 @@ def _latent_notes(flop_count: FlopCount) -> list[str]:
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
-    convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
-    chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
+    has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
+    has_choosing_attention = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
-        *([ONE_OUTPUT] if convolves else []),
+        *([ONE_OUTPUT] if has_convolution_state else []),
         *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
-        *([CHOSEN_KEYS] if chooses else []),
+        *([CHOSEN_KEYS] if has_choosing_attention else []),
     ]
 
 

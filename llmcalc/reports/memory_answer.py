@@ -92,5 +92,5 @@ class DeviceUse(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        reported = report(self.preset, self, self.fits, self.assumed)
-        return with_inputs(with_draft(reported, self.draft, counted=True), self.states.inputs)
+        memory_report = report(self.preset, self, self.fits, self.assumed)
+        return with_inputs(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)

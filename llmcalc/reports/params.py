@@ -141,7 +141,11 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(table_parts):
         covered_depth = -1 if row.depth <= covered_depth else covered_depth
-        later_indices = (j for j in range(i + 1, len(table_parts)) if table_parts[j][1].depth <= row.depth)
+        later_indices = (
+            later_index
+            for later_index in range(i + 1, len(table_parts))
+            if table_parts[later_index][1].depth <= row.depth
+        )
         nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == kind for component, _ in nested_parts):
@@ -231,9 +235,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
         or not parameter_count.by_component.keys() <= DENSE_DECODER_COMPONENTS
     ):
         return ""
-    layers, h = spec.main.num_hidden_layers, spec.hidden_size
+    layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
-    thumb = 12 * layers * h**2 + heads * spec.vocab_size * h
+    thumb = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "

@@ -60,7 +60,7 @@ def engine_note(rollout: Rollout | None) -> str:
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], heading: str, aside: str, answer_text: str, notes: Sequence[str]
+    phases: Sequence[RolloutPhase], heading: str, heading_aside: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and their sums."""
     columns = [
@@ -76,7 +76,7 @@ def phases_table(
         if any(sums):
             rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
     total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer_text, name="rollout")
+    return Table(heading, columns, [*rows, total], heading_aside, [*notes, NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

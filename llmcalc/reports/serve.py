@@ -163,9 +163,9 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
-        keeps = servers.keeps_limits[index]
+        keeps_limits = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps else "no"]
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps_limits else "no"]
         rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows
 

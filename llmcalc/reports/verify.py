@@ -60,24 +60,26 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     for verdict in verdicts:
         for untested_part in verdict.untested:
             models.setdefault(str(untested_part), []).append(verdict.target)
-    several = len(verdicts) > 1
-    names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
+    has_several = len(verdicts) > 1
+    names = [f"{name} ({plural(len(targets), 'model')})" if has_several else name for name, targets in models.items()]
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
     checked_groups = {_quantity_group(check) for verdict in verdicts for check in verdict.checks}
-    compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
+    compared_groups = [
+        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
+    ]
     columns = [
         Column("target", "model", justify="left"),
-        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared_groups),
+        *(Column(quantity.strip("."), SHORT[quantity], verdict=True) for quantity in compared_groups),
     ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     rows = [
         [
             verdict.target,
-            *(_verdict_sign(verdict, q) for q in compared_groups),
+            *(_verdict_sign(verdict, quantity) for quantity in compared_groups),
             len(verdict.checks),
             round(verdict.seconds, 3),
         ]

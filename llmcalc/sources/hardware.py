@@ -134,8 +134,10 @@ def memory_only(argument: str) -> Hardware | None:
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
     name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
-    decimal = unit in ("mb", "gb", "tb")
-    notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
+    is_decimal = unit in ("mb", "gb", "tb")
+    notes = (
+        (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if is_decimal else ()
+    )
     return Hardware(
         name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
     )
@@ -147,8 +149,8 @@ def _read_by_name(argument: str) -> Hardware:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
-    if several := SEVERAL.fullmatch(argument.strip()):
-        before, name, after = several.group("before", "name", "after")
+    if count_match := SEVERAL.fullmatch(argument.strip()):
+        before, name, after = count_match.group("before", "name", "after")
         if (before or after) and (hardware := _preset_with_spelling(name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")

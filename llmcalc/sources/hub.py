@@ -140,13 +140,13 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
-        arrived = 0.0
+        received_bytes = 0.0
 
-        def update(self, n: float | None = 1) -> bool | None:
-            self.arrived += n or 0
-            if self.arrived > limit:
+        def update(self, byte_count: float | None = 1) -> bool | None:
+            self.received_bytes += byte_count or 0
+            if self.received_bytes > limit:
                 raise _LimitExceeded(f"{name} has more bytes than the hub said; expected at most {limit:,}")
-            return bool(super().update(n))
+            return bool(super().update(byte_count))
 
     return Counter
 

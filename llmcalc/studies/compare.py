@@ -201,8 +201,10 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         for _, layer, layer_count in groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
-    attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
-    attention_block, head_sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
+    attention_groups = [group for group in with_heads if _has_attention(group[0])] or with_heads
+    attention_block, head_sizes, _ = (
+        max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
+    )
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,

@@ -269,9 +269,9 @@ def plan_of(
     def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
         return estimates.with_recompute(recompute).as_configured.largest_rank(layout, run_index)
 
-    def replay(layout: Layout, run_index: int, recompute: str, enough: int | None) -> int:
-        largest_rank_stage = largest(layout, run_index, recompute)[1] if enough is not None else 0
-        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, enough)
+    def replay(layout: Layout, run_index: int, recompute: str, byte_limit: int | None) -> int:
+        largest_rank_stage = largest(layout, run_index, recompute)[1] if byte_limit is not None else 0
+        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, byte_limit)
 
     errors = record.estimate_errors
     result = plan(
@@ -324,18 +324,18 @@ def _layout_times(
 
 
 def replayed(
-    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
+    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
 ) -> int:
     """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
 
     memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
-    enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
+    byte_limit: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
     cluster, runtime = Cluster.with_framework(memory, layout, framework, version), memory.runtime
-    if enough is not None and layout.pp > 1:
+    if byte_limit is not None and layout.pp > 1:
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
-        if first_rank_bytes > enough:
+        if first_rank_bytes > byte_limit:
             return first_rank_bytes
     ranks = [cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]
     return largest_need(ranks).device.device_bytes
@@ -488,25 +488,25 @@ def plan(
     candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
-    promising: list[Candidate] = []
+    promising_candidates: list[Candidate] = []
     tried = candidates.all_of(layouts.possible)
     too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
     for candidate in tried:
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         elif candidate is not None:
-            (promising if candidate.may_fit else refused_candidates).append(candidate)
+            (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
 
-    def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
+    def replay(candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         try:
-            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, enough)
+            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
         except InputError as error:
             layouts.refuse(error)
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
     order = ranked if seconds is None else by_time
-    waiting = order(promising)
+    waiting = order(promising_candidates)
     result.order = list(waiting)
     for _ in range(rows + FURTHER_REPLAYS):
         if len(result.feasible) == rows or not waiting:
@@ -517,8 +517,8 @@ def plan(
             continue
         if replayed_candidate.headroom >= 0:
             result.feasible.append(replayed_candidate)
-        elif (recomputed := candidates.with_more_recomputation(candidate)) is not None:
-            waiting = order([*waiting, recomputed])
+        elif (recomputing_candidate := candidates.with_more_recomputation(candidate)) is not None:
+            waiting = order([*waiting, recomputing_candidate])
         else:
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
@@ -528,8 +528,10 @@ def plan(
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
-        counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
-        reason = layouts.errors.get(max(counted, key=counted.__getitem__))
+        refusal_counts = {
+            reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS
+        } or result.refused
+        reason = layouts.errors.get(max(refusal_counts, key=refusal_counts.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
     if refused_candidates or too_large:

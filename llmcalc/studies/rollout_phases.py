@@ -114,10 +114,10 @@ class _Phases:
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
-        others = [
+        other_states = [
             term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
         ]
-        return list(_present_terms([*self._trained_states(()), *others, self._context_term()]))
+        return list(_present_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
@@ -184,9 +184,9 @@ class _Phases:
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
-        h = self.model.hidden_size
+        hidden_size = self.model.hidden_size
         width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
-        return 2 * width * h
+        return 2 * width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
         """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""

@@ -460,12 +460,14 @@ class ServeStudy:
         elif total == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            alone = Disaggregated(replica, 1, 1)
+            single_pair = Disaggregated(replica, 1, 1)
             if self.limits.tpot is not None:
                 low, high = 1, server.most_sequences
                 while low < high:
                     middle = (low + high + 1) // 2
-                    low, high = (middle, high) if alone.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
+                    low, high = (
+                        (middle, high) if single_pair.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
+                    )
                 within_limits = low
             group = Disaggregated.balanced(replica, within_limits, total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)

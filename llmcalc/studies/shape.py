@@ -398,10 +398,10 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
-        finer = members.finer(keep_heads)
-        if finer is None:
+        finer_family = members.finer(keep_heads)
+        if finer_family is None:
             break
-        members = finer
+        members = finer_family
     return members
 
 
@@ -463,13 +463,13 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return high
     line = True
     while high - low > 1:
-        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
-        guess, previous_span = min(max(guess, low + 1), high - 1), high - low
-        guessed_cost = cost(guess)
+        guessed_depth = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
+        guessed_depth, previous_span = min(max(guessed_depth, low + 1), high - 1), high - low
+        guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
-            low, low_cost = guess, guessed_cost
+            low, low_cost = guessed_depth, guessed_cost
         else:
-            high, high_cost = guess, guessed_cost
+            high, high_cost = guessed_depth, guessed_cost
         line = not line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
@@ -502,18 +502,20 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     if len(widths) <= limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
-    growth = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(growth * i) - 1) / width_step) for i in range(limit))
+    log_step = math.log(widths[-1] / smallest_width) / (limit - 1)
+    indices = (round(smallest_width * (math.exp(log_step * i) - 1) / width_step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
-def spread(shape_sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
+def spread(
+    shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
+) -> list[tuple[int, int]]:
+    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `kept_size` if it was found."""
     sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes
     logs = [math.log(h / layers) for h, layers in sorted_sizes]
-    selected_indices = {sorted_sizes.index(keep)} if keep in sorted_sizes else set()
+    selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
     span = logs[-1] - logs[0]
     for i in range(rows):
         target_log = logs[0] + span * i / max(rows - 1, 1)

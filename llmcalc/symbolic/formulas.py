@@ -270,14 +270,14 @@ class Formulas:
         return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
     def _cost_terms(
-        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any
+        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, one_eighth: Any
     ) -> list[Term]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
         per_token: 1 / seq.
         element_bits: bits of a cached element.
-        eighth: 1/8, in numbers or in symbols.
+        one_eighth: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
             return [Term(total_of if quantity == "params" else active_of)]
@@ -285,8 +285,10 @@ class Formulas:
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [Term(_scaled_cost(forward_of, per_token), run_config)]
-        empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
-        return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
+        empty_run, one_token = (
+            RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
+        )
+        return _cache_terms(quantity, empty_run, one_token, element_bits, one_eighth)
 
     def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with every symbol but S replaced by its value.
@@ -354,9 +356,9 @@ class Formulas:
                 )
                 term = term / base**exp * changed_terms if field in lengths else term
             total += term
-        coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
-        readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
-        return self._combine_by_power(total) if readable and total != expanded_sum else None
+        coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total)]
+        is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
+        return self._combine_by_power(total) if is_readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""

@@ -198,7 +198,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 self.register_buffer("bias", torch.zeros(experts))
 
     class TokenTable(nn.Module):
-        chosen_experts: Tensor
+        chosen: Tensor
 
         def __init__(self, tokens: int, experts: int, top_k: int) -> None:
             super().__init__()

@@ -227,8 +227,8 @@ def quantized_size(
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
     text_sites, towers = (
-        [s for s in weight_sites if s.optional != TOWERS.name],
-        [s for s in weight_sites if s.optional == TOWERS.name],
+        [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name],
+        [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name],
     )
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(

@@ -121,9 +121,9 @@ class ModuleList:
             return True
         if not self._tests:
             return False
-        began = process_time()
+        started_at = process_time()
         list_entry = next((list_entry for list_entry, test in self._tests if test(name)), None)
-        self._spent += process_time() - began
+        self._spent += process_time() - started_at
         if self._spent > LONGEST_MATCHING:
             raise InputError(
                 f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "

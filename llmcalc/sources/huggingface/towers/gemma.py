@@ -90,7 +90,7 @@ def _pair(config: Config, name: str) -> list[int]:
     if (
         not isinstance(pair, list | tuple)
         or len(pair) != 2
-        or any(type(n) is not int or not 0 < n <= LARGEST for n in pair)
+        or any(type(size) is not int or not 0 < size <= LARGEST for size in pair)
     ):
         raise config.wrong(name, pair, "two positive whole numbers")
     return list(pair)

@@ -163,9 +163,9 @@ def _kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
         patches={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
-    merged = 4 * (config.maybe("mm_hidden_size") or h)
+    merged_width = 4 * (config.maybe("mm_hidden_size") or h)
     act = config.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((merged, False, act), (width, False, "identity"))
+    maps = ((merged_width, False, act), (width, False, "identity"))
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
 

@@ -64,7 +64,7 @@ def _block_repeats(config: Config) -> list[int]:
 def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
     """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
     names: list[str] = []
-    shared: list[str] = []
+    shared_layers: list[str] = []
     variants: Table = {}
     for block, (size, times) in enumerate(zip(sizes, repeats, strict=True)):
         for i in range(size):
@@ -77,7 +77,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
                 name, fields = f"{name}_last", {"ends_first_block": True}
             if times > 1:
                 name = f"{name}_{i}"
-                shared.append(name)
+                shared_layers.append(name)
             variants[name] = fields
             names += [name] * times
     for i in range(decoders):
@@ -90,7 +90,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
         "variants": variants,
         "first_layers": names,
         "pattern": names[-1:],
-        "shared_layers": shared,
+        "shared_layers": shared_layers,
     }
 
 

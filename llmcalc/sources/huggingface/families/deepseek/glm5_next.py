@@ -57,9 +57,9 @@ def _glm5_next_text(config: Config) -> Table:
     if "dense" in networks:
         network_kinds["dense"] = {"type": "mlp", **glu(config)}
     streams = {"hc_mult": config.size("hc_mult")}
-    common = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
+    common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {
-        f"{mixer}_{network}": {**common, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
+        f"{mixer}_{network}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
         for mixer in mixers
         for network in network_kinds
     }

@@ -85,14 +85,14 @@ OWN_CODE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
-def _of_both(config: Config, name: str, most: int) -> int:
-    """Returns a number that earlier configs state for text experts and for image experts; at most `most`.
+def _of_both(config: Config, name: str, maximum: int) -> int:
+    """Returns a number that earlier configs state for text experts and for image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
     """
     value = config.get(name)
     numbers = config.sizes(name) if config.has_list(name) else [config.count(name)]
-    bounded = {min(number, most) for number in numbers}
+    bounded = {min(number, maximum) for number in numbers}
     if len(bounded) != 1:
         raise config.wrong(name, value, "the same number for text and for images")
     return bounded.pop()

@@ -47,7 +47,7 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
         "norm_placement": "sandwich",
     }
     if has_cross_attention:
-        block["cross_attention"] = {k: v for k, v in mixer.items() if k != "position"}
+        block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
@@ -166,12 +166,12 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         "norm_placement": "sandwich",
     }
     layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
-    local = {"position": {"rope_theta": local_theta(config)}}
+    local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, layer_kinds, sliding=local),
+        **sliding_stack(config, layer_kinds, sliding=local_attention_fields),
     }
 
 

@@ -90,10 +90,10 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
         **bound,
     )
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
-    full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
+    full_attention = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)
     linear_config.close(frozenset(), config)
-    return _Mixers(linear, full, layer_kinds)
+    return _Mixers(linear, full_attention, layer_kinds)
 
 
 def _latent_experts(config: Config) -> Table:

@@ -27,7 +27,9 @@ def _t5(config: Config) -> Table:
 
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
-    buckets = {k: v for k, v in shared_bias(config)["relative_bias"].items() if k != "num_attention_heads"}
+    buckets = {
+        field: value for field, value in shared_bias(config)["relative_bias"].items() if field != "num_attention_heads"
+    }
     block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
     return t5_like(config, block, {})
 
