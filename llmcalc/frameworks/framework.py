@@ -54,10 +54,10 @@ class RunOnRanks:
         """
         return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
 
-    def settings_on(self, cuda_runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """Returns the framework's settings on an accelerator, created by `make` at the first call."""
+    def settings_on(self, cuda_runtime: Runtime, make_settings: Callable[[], Any]) -> Any:
+        """Returns the framework's settings on an accelerator, created by `make_settings` at the first call."""
         if cuda_runtime not in self._settings:
-            self._settings[cuda_runtime] = make()
+            self._settings[cuda_runtime] = make_settings()
         return self._settings[cuda_runtime]
 
 

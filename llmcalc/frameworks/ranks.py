@@ -261,8 +261,10 @@ def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str
 
 def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation that runs: the requested one, or the framework's default."""
-    requested = memory_estimate.settings.attn_implementation
-    return requested or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+    requested_attention = memory_estimate.settings.attn_implementation
+    return (
+        requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+    )
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:

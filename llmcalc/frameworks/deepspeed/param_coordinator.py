@@ -44,9 +44,9 @@ class ParameterStorage(Storage):
 class AllGatherHandle:
     """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
 
-    def __init__(self, parameters: Sequence[Parameter], flat: Storage | None) -> None:
+    def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
-        self.flat: Storage | None = flat
+        self.flat: Storage | None = flat_parameters
         self.complete: bool = False
 
 

@@ -180,9 +180,9 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
             raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{groups}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
-    requested = version or settings.version
-    if requested not in ("", VERSION):
-        raise InputError(f"--framework-version {requested}: not modelled with deepspeed; expected {VERSION}")
+    requested_version = version or settings.version
+    if requested_version not in ("", VERSION):
+        raise InputError(f"--framework-version {requested_version}: not modelled with deepspeed; expected {VERSION}")
     if settings.stage is None or layout.zero:  # an option beside a file replaces the file's stage
         return replace(settings, stage=layout.zero)
     return settings

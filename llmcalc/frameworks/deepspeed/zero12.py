@@ -121,16 +121,16 @@ class PartitionedRun(ZeroRun):
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
-        clone = Storage(self.meter, self.partition_size * width)
+        cloned_partition = Storage(self.meter, self.partition_size * width)
         if self.offloads:
-            del clone
+            del cloned_partition
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * width)
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
             fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
-        del clone
+        del cloned_partition
         self.trained = [OptimizedParameter(fp32_partition)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition

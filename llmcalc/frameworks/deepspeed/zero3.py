@@ -131,8 +131,10 @@ class Stage3Run(ZeroRun):
             with counted_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest = max(sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups)
-        gradient_buffer = Storage(memory_meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
+        largest_group = max(
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+        )
+        gradient_buffer = Storage(memory_meter, largest_group * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
@@ -225,12 +227,12 @@ class Stage3Run(ZeroRun):
         message = None
         if self.communication_dtype is not self.accumulation_dtype:
             message, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
-        padded = [
+        padded_gradients = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
+        return [*padded_gradients, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
         """Reduces the concatenated gradients, and returns the storages of this rank's shards.
@@ -243,10 +245,10 @@ class Stage3Run(ZeroRun):
             cast_gradients = [
                 Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket
             ]
-        padded = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
+        padded_elements = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
         concatenated_gradients: list[Storage] = []
-        if len(self.bucket) > 1 or padded > self.elements:
-            concatenated_gradients = [Storage(self.meter, padded * self.communication_dtype.bytes)]
+        if len(self.bucket) > 1 or padded_elements > self.elements:
+            concatenated_gradients = [Storage(self.meter, padded_elements * self.communication_dtype.bytes)]
         if self.communication_dtype is self.accumulation_dtype:
             return concatenated_gradients or cast_gradients
         cast_gradients = []

@@ -39,7 +39,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     transient = partial(
         transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
     )
-    return estimate_with_torch_kernels(memory_estimate, per_parameter, compute_training, transient, pads=True)
+    return estimate_with_torch_kernels(memory_estimate, per_parameter, compute_training, transient, pads_rows=True)
 
 
 def transient_bytes(

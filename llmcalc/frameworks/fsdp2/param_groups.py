@@ -239,8 +239,8 @@ class Group:
         """Bytes that each rank contributes to the group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
-        """Yields the group's collectives in a step. reduces: number of backward passes that reduce gradients."""
+    def step_collectives(self, microbatches: int, reductions: int) -> Iterator[Collective]:
+        """Yields the group's collectives in a step. reductions: number of backward passes that reduce gradients."""
         sharding = self.traffic.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
@@ -250,14 +250,14 @@ class Group:
                 yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
         if sharding.shards > 1 and trained_elements:
             yield Collective(
-                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reduces
+                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
             )
         if sharding.replicas > 1 and trained_elements:
-            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduces)
-        gradient_dtype = sharding.gathered_dtype if reduces == microbatches else sharding.reduce_dtype
+            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reductions)
+        gradient_dtype = sharding.gathered_dtype if reductions == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduces)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reductions)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 

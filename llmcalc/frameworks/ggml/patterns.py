@@ -177,12 +177,12 @@ class Pattern:
             self._at += 1
             counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
-            body, brace, _ = self._text[self._at + 1 :].partition("}")
-            low, comma, high = body.partition(",")
-            if not brace or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
+            text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
+            least, comma, most = text_in_braces.partition(",")
+            if not brace or not least.isdecimal() or (most and not most.isdecimal()) or len(text_in_braces) > 9:
                 raise self._pattern_error("a wrong repeat")
-            self._at += len(body) + 2
-            counts = (int(low), int(high) if high else (None if comma else int(low)))
+            self._at += len(text_in_braces) + 2
+            counts = (int(least), int(most) if most else (None if comma else int(least)))
             if counts[1] is not None and counts[1] < counts[0]:
                 raise self._pattern_error("a wrong repeat")
         else:

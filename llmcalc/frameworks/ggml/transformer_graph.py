@@ -117,8 +117,8 @@ class _Builder:
     def _weight(self, name: str, layer: int | None) -> Tensor:
         bytes_and_device = self.weight(name)
         device = HOST if layer is None else self.layer_device(layer)
-        nbytes, place = bytes_and_device if bytes_and_device is not None else (0, device)
-        return Tensor(nbytes, operation="weight", device=place)
+        nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
+        return Tensor(nbytes, operation="weight", device=weight_device)
 
     def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
         size = bytes
@@ -133,8 +133,8 @@ class _Builder:
             size *= axis
         return Tensor(size // 256, sources)
 
-    def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
-        return Tensor(like.nbytes, sources, "inplace", like.layout)
+    def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
+        return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
 
     def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
         """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
@@ -165,21 +165,21 @@ class _Builder:
             element_bytes = F16 if is_flash and self.rules.mask_f16 else F32
             source = Tensor(cells * rows * element_bytes, operation="input", layout=(cells, rows, element_bytes))
             self._mask_inputs[window] = source
-            converts = is_flash and not self.rules.mask_f16
-            self._masks[window] = self._new((cells, rows), source, bytes=F16) if converts else source
+            is_converted = is_flash and not self.rules.mask_f16
+            self._masks[window] = self._new((cells, rows), source, bytes=F16) if is_converted else source
         return self._masks[window]
 
-    def rotation(self, head: int, type_bytes: int, most: int = 0) -> Tensor | None:
+    def rotation(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
         """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
 
-        head: elements of a head. type_bytes: bytes of 256 cached elements. most: the largest matrix; 0 for any.
+        head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
         """
         if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head % LEAST_ROTATION:
             return None
         size = LEAST_ROTATION
-        while head % (2 * size) == 0 and (not most or 2 * size <= most):
+        while head % (2 * size) == 0 and (not most_columns or 2 * size <= most_columns):
             size *= 2
-        return self._rotations.setdefault((size, most), Tensor(size * size * F32, operation="input"))
+        return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
 
     def rotated(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
         """Returns heads times a matrix that rotates them; without one the heads unchanged."""
@@ -213,7 +213,7 @@ class _Builder:
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
         key_rotation = self.rotation(head, settings.key_type_bytes)
-        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most=LEAST_ROTATION)
+        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most_columns=LEAST_ROTATION)
         query = self.rotated(query, (head, heads, tokens), key_rotation)
         key = self.rotated(key, (head, key_heads, tokens), key_rotation)
         value = self.rotated(value, (value_dim, key_heads, tokens), value_rotation)
@@ -453,13 +453,15 @@ class _Builder:
                 if layer.is_gated
                 else self._inplace(up, up)
             )
-        down = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
-        down = self._inplace(down, down, weights)
+        down_product = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
+        down_product = self._inplace(down_product, down_product, weights)
         if self.rules.style == "ik" or k == 1:
-            return self._new((self.hidden, tokens), self._view(down, None))
-        summed_output = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
+            return self._new((self.hidden, tokens), self._view(down_product, None))
+        summed_output = self._new(
+            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, offset=True)
+        )
         for _ in range(k - 2):
-            summed_output = self._inplace(summed_output, summed_output, self._view(down, None, offset=True))
+            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, offset=True))
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def measure_passes(
     rank_run.set_up_tables()
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     after_set_up = memory_meter.now
-    measured: list[MicroBatchBytes] = []
+    pass_bytes: list[MicroBatchBytes] = []
     for count in (repeats[0], *repeats):  # the first pass makes the buffers that stay
         chunk.lowering.run_only = {} if count is None else {0: count}
         start_bytes = memory_meter.now
@@ -50,7 +50,7 @@ def measure_passes(
         rank_run.backward(x, output, None if chunk.last else rank_run.receive_gradient())
         backward = PeakByPath.since_restart(memory_meter, start_bytes)
         del x, output
-        if not measured:  # a dummy gradient of each shape, and tables
+        if not pass_bytes:  # a dummy gradient of each shape, and tables
             remaining_bytes = memory_meter.now - after_set_up
-        measured.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
-    return measured[1:]
+        pass_bytes.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
+    return pass_bytes[1:]

@@ -86,8 +86,8 @@ class MegatronSettings(MegatronArguments):
         """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
-        h = self.hidden_size or 0
-        return int((4 * h * 2 / 3) / 64) * 64 if self.swiglu else 4 * h
+        hidden_size = self.hidden_size or 0
+        return int((4 * hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * hidden_size
 
     @property
     def expert_ffn(self) -> int:

@@ -95,8 +95,8 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ray_server(table: Mapping[str, Any]) -> Container:
-    loading = table["model_loading_config"]
-    source = loading.get("model_source", loading.get("model_id", ""))
+    loading_config = table["model_loading_config"]
+    source = loading_config.get("model_source", loading_config.get("model_id", ""))
     model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
     program = "sglang" if str(table.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(

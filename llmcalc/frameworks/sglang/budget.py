@@ -402,8 +402,8 @@ class Server(EngineServer):
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
         replicas = self.dp if self.divides_attention else 1
-        drafted, requests = self.drafts.tokens, self.most_requests
-        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], drafted, requests, replicas)
+        draft_tokens, requests = self.drafts.tokens, self.most_requests
+        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], draft_tokens, requests, replicas)
 
     def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""

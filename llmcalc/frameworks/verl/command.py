@@ -240,8 +240,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     }
     if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
-    reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
-    own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
+    reduce_dtype = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=is_flat)
     return LaunchSettings(layout, settings, own_settings)
 
 

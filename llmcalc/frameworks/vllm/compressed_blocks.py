@@ -102,9 +102,12 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
             yield Pages(layers, _aligned(BLOCK // rate * bytes_of_entry), BLOCK, None)
             yield Pages(layers, _aligned(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
     if rank.drafting_layers:
-        first = next(mixer for mixer, _ in compressed_layers(rank))
+        first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield Pages(
-            rank.drafting_layers, _aligned(WINDOW_BLOCK * _key_bytes(first)), WINDOW_BLOCK, first.sliding_window
+            rank.drafting_layers,
+            _aligned(WINDOW_BLOCK * _key_bytes(first_mixer)),
+            WINDOW_BLOCK,
+            first_mixer.sliding_window,
         )
 
 

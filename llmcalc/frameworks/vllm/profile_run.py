@@ -70,9 +70,9 @@ class ProfileRun(NamedTuple):
 
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
-        h = rank.hidden_size
-        sent_bytes = 2 * self.tokens * h * 2 if self.stages > 1 else 0
-        return (self.tokens + self.sequences) * h * self.element_bytes + sent_bytes
+        hidden_size = rank.hidden_size
+        sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
+        return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""

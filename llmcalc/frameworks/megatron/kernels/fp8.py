@@ -338,8 +338,10 @@ class Fp8Kernels(DeltaKernels):
         if not self.runs_in_fp8:
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
-        attends = any(sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)]))
-        saves_wide = attends and self.rank_choices.fp8_recipe != "delayed"
+        follows_attention = any(
+            sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)])
+        )
+        saves_wide = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_wide, self.rank_choices.sequence_parallel)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:

@@ -62,13 +62,13 @@ class LinearKernels(RankKernels):
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
-        attends = (
+        attention_cores = (
             attention
             for attention in self.module_of_step[id(operation)].items
             if isinstance(attention, Step) and attention.verb == "attention"
         )
         return self.is_column(operation) and all(
-            attention.ins[0].rows == attention.ins[1].rows for attention in attends
+            attention.ins[0].rows == attention.ins[1].rows for attention in attention_cores
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------
@@ -379,11 +379,11 @@ class LinearKernels(RankKernels):
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            defers, layer_input = (
+            is_deferred, layer_input = (
                 self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
                 saved_tensors[0],
             )
-            if defers and layer_input is not None:
+            if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)

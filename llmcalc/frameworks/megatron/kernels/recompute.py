@@ -104,15 +104,15 @@ class DiscardedKernels(SparseKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, discardable_part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, arguments):
-            return part(arguments), None
+            return discardable_part(arguments), None
         with autograd_graph.no_grad():
-            outputs = part(arguments)
-        discarded = DiscardedOutputs(autograd_graph, part, arguments, outputs, input_storage_id)
+            outputs = discardable_part(arguments)
+        discarded = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
         self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
         return outputs, discarded
 

@@ -442,9 +442,9 @@ def _indexer_gradients(
     logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
     del valid
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
-    recomputed = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
-    activated_scores, is_positive = aten.like(recomputed), aten.like(recomputed, dtype=BOOL)
-    del recomputed
+    recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
+    activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)
+    del recomputed_scores
     weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
     score_gradient = aten.like(logit_gradient, aten.unsqueeze(weights, -1))
     del logit_gradient, activated_scores

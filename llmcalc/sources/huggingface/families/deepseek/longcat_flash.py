@@ -56,8 +56,8 @@ def _layer_count(config: Config) -> int:
         raise config.wrong("num_hidden_layers", half_depth, "twice the number of layers")
     if config.has("num_layers") and half_depth != 2 * depth:
         config.notes.append(
-            f"num_hidden_layers: {half_depth} is not twice num_layers, {depth}; {half_depth // 2} layers are counted, as "
-            "transformers builds them"
+            f"num_hidden_layers: {half_depth} is not twice num_layers, {depth}; {half_depth // 2} layers are counted, "
+            "as transformers builds them"
         )
     return half_depth // 2
 
