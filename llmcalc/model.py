@@ -295,8 +295,8 @@ class ModelSpec(Part):
         """Returns the model with this dropout probability at all places; None keeps the model's own probabilities."""
         if probability is None:
             return self
-        places = ATTENTION_ALONE if self.dropout is None else self.dropout
-        return self.model_copy(update={"dropout": places.with_probability(probability)})
+        dropout_places = ATTENTION_ALONE if self.dropout is None else self.dropout
+        return self.model_copy(update={"dropout": dropout_places.with_probability(probability)})
 
     @cached_property
     def shared_program(self) -> Flow:

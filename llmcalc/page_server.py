@@ -54,10 +54,10 @@ class Handler(SimpleHTTPRequestHandler):
             if os.path.isdir(file):
                 file = os.path.join(file, "index.html")
             is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            exists = is_inside and os.path.isfile(file)
+            is_file = is_inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
             return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if exists else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
+        return super().send_head() if is_file else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
     def _refuse_request(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)

@@ -156,8 +156,8 @@ class Memory:
             training_run = self._training_of(cuda_runtime)
         else:
             training_run = self._inference_of(attention, cuda_runtime)
-        counted = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
-        return CountedMemory(attention, counted, self._encoder_peaks(attention))
+        counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
+        return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
@@ -243,17 +243,17 @@ class Memory:
         other_parts = count.include - {TOWERS.name}
         tensors = list(trained_tensors(count.tree, count.include))
         towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, other_parts))]
-        n = elements_of(towers)
-        weights = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
+        parameters = elements_of(towers)
+        weights = [UnreplayedBytes("weights", bytes_of(parameters, use.dtype))]
         if use.optimizer is None or use.adapters is not None:
             return weights
         states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
-        master = bytes_of(n, "float32") if use.has_master else 0
+        master_bytes = bytes_of(parameters, "float32") if use.has_master else 0
         stays = self.settings.zero_grad == "zeros"
         return [
             *weights,
-            UnreplayedBytes("optimizer", states + master),
-            UnreplayedBytes("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=stays),
+            UnreplayedBytes("optimizer", states + master_bytes),
+            UnreplayedBytes("gradients", bytes_of(parameters, use.grad_dtype), ("backward", "step"), stays=stays),
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:

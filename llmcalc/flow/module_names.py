@@ -143,14 +143,14 @@ class ModuleNames:
             if child.name not in ("layers", "mtp"):
                 nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
                 self._outside |= {f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        apart = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
-        together = [layer for layer in layers if layer.label not in apart]
+        labels_of_own_lists = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
+        together = [layer for layer in layers if layer.label not in labels_of_own_lists]
         for layer in (*layers, *predictors):
-            is_apart = layer.name == "layers" and layer.label in apart
-            key, listed = (
+            is_apart = layer.name == "layers" and layer.label in labels_of_own_lists
+            key, listed_layers = (
                 (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", together)
             )
-            indices = sorted(i for other in listed if other.role != "shared" for i in other.indices or ())
+            indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
             lists = _split_alternatives(self._own.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}

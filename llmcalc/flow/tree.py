@@ -295,7 +295,7 @@ def spans(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
-        if stride > 1 and all(b - a == stride for a, b in pairwise(indices)):
+        if stride > 1 and all(last - first == stride for first, last in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
     runs: list[list[int]] = []
     for i in indices:
@@ -303,5 +303,5 @@ def spans(indices: Sequence[int]) -> str:
             runs[-1][1] = i
         else:
             runs.append([i, i])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     return texts[0] if len(texts) == 1 else "{" + ",".join(texts) + "}"

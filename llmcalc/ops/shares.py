@@ -67,8 +67,8 @@ class IdentityShare(IdentityExperts):
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
 
 
-def _divided_by_ranks(amount: Number, ranks: Number) -> Number:
+def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
-    if isinstance(amount, int) and amount % ranks:
-        return Fraction(amount, ranks)
-    return exact_div(amount, ranks)
+    if isinstance(quantity, int) and quantity % ranks:
+        return Fraction(quantity, ranks)
+    return exact_div(quantity, ranks)

@@ -284,10 +284,12 @@ class RankFlow(Flow):
 
     def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
-            original = options["weight"]
-            options["weight"] = weight = self._stage_copy(original)
-            if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
-                weight.out, weight.ins = original.ins, original.out
+            whole_weight = options["weight"]
+            options["weight"] = weight = self._stage_copy(whole_weight)
+            if (
+                weight is not whole_weight and not weight.is_counted
+            ):  # the stage's head is a matrix of its own, transposed
+                weight.out, weight.ins = whole_weight.ins, whole_weight.out
         return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:

@@ -120,12 +120,12 @@ def search(
     return result
 
 
-def check_depth(spec: ModelSpec, most: int) -> None:
+def check_depth(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with more layers than those of which layouts are searched."""
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    if layers > most:
+    if layers > most_stages:
         raise InputError(
-            f"{layers:,} layers are too many for a search of layouts; expected at most {most:,} (llmcalc memory "
+            f"{layers:,} layers are too many for a search of layouts; expected at most {most_stages:,} (llmcalc memory "
             "answers for one layout, such as --tp 8)"
         )
 

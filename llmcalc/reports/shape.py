@@ -55,14 +55,14 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
+    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
     literature: whether a second table compares with published studies; the data always do.
-    flat: whether there is one table of raw values, for CSV.
+    is_flat: whether there is one table of raw values, for CSV.
     """
     shapes = [_shape_data(shape) for shape in study.shapes]
     document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
@@ -73,7 +73,7 @@ def report(
         "shapes": shapes,
         "literature": _literature_data(study),
     }
-    if flat:
+    if is_flat:
         raw_rows = [
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]

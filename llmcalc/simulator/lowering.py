@@ -208,7 +208,7 @@ class Lowering(ProgramLowering):
             compute,
             arguments,
             kept_operations=recompute.saved_operations,
-            alternate=recompute.alternate,
+            alternate_operations=recompute.alternate,
             compiled=compiled,
         )
 

@@ -388,9 +388,12 @@ class Formulas:
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
-            terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in depth_kinds]
+            terms = [
+                {term / depth_kind for term in sympy.Add.make_args(total) if term.has(depth_kind)}
+                for depth_kind in depth_kinds
+            ]
             for shared_factor in set.intersection(*terms) if terms else set():
-                total = total - sum(shared_factor * k for k in depth_kinds) + shared_factor * depth
+                total = total - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
         return total
 
 
@@ -464,7 +467,7 @@ def _build_node(
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into a part with a new name."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters")
+        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
     )
     positions = tuple(i for part in parts for i in part.at)
     path = f"{parent.path}.{name}" if parent.path else name

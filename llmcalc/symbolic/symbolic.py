@@ -408,7 +408,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(
-            {(d, occurrence.value) for occurrence, d in described_symbols.items()}
+            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))

@@ -100,17 +100,17 @@ class Linear:
         """Returns the logarithm of estimated over measured seconds, for each run."""
         compute, memory, network, wait = factors
         return [
-            math.log((compute * a + memory * b + network * c + wait * d) / seconds)
-            for (a, b, c, d), seconds in zip(self.parts, self.measured, strict=True)
+            math.log((compute * work + memory * bubble + network * data + wait * update) / seconds)
+            for (work, bubble, data, update), seconds in zip(self.parts, self.measured, strict=True)
         ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
         """Returns the mean error, plus a penalty for factors that differ from each other."""
-        middle = sum(logarithms) / len(logarithms)
-        spread = sum((value - middle) ** 2 for value in logarithms)
+        mean_logarithm = sum(logarithms) / len(logarithms)
+        spread = sum((value - mean_logarithm) ** 2 for value in logarithms)
         run_count = len(self.measured)
         errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / run_count
-        return errors + stiffness * spread / run_count + ANCHOR * middle**2 / run_count
+        return errors + stiffness * spread / run_count + ANCHOR * mean_logarithm**2 / run_count
 
 
 STEP = 1.1

@@ -89,13 +89,13 @@ class Device:
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
-    def depth_factor(self, dtype: str, inner: Number) -> Number:
+    def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
 
-        inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
+        inner_size: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
         half_rate_depth = self.generation.depth[self.format_of(dtype)]
-        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner)) / (1 + half_rate_depth / DEEP))
+        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
     def aligned_share(self, *sizes: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
@@ -157,21 +157,24 @@ class Device:
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
         """
-        inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
+        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
-        domains = maximum(1, ranks / inside)
+        domains = maximum(1, ranks / ranks_in_domain)
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if collective == "all_to_all":
-            near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
+            near_time, far_time = (
+                (ranks_in_domain - 1) / ranks * bytes / near_rate,
+                (1 - ranks_in_domain / ranks) * bytes / far_rate,
+            )
         elif collective == "send":
-            near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+            near_time, far_time = bytes / near_rate * (ranks_in_domain > 1), bytes / far_rate * (ranks_in_domain <= 1)
         elif collective == "all_reduce":
-            near_time = 2 * (inside - 1) / inside * bytes / near_rate
-            far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
+            near_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / near_rate
+            far_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * far_rate)
         else:
-            near_time = (inside - 1) / inside * bytes / near_rate
-            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
+            near_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / near_rate
+            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (ranks_in_domain * far_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
             return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near_time))
         seconds = choose(domains > 1, messages * trees + maximum(near_time, far_time), near_seconds + near_time)

@@ -193,12 +193,12 @@ class PassTime:
             efficiency *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
 
-    def _depth_factor(self, dtype: str, inner: Number) -> Number:
+    def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
 
-        inner: the size of the axis that it sums over.
+        inner_size: the size of the axis that it sums over.
         """
-        return self.device.depth_factor(self._units_format(dtype), inner)
+        return self.device.depth_factor(self._units_format(dtype), inner_size)
 
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
@@ -249,7 +249,7 @@ class PassTime:
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.aligned_share(kernel.n, kernel.k)
-        cast = CAST_BYTES.get(dtype, 0.0)
+        cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
@@ -258,13 +258,13 @@ class PassTime:
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
         of_input, of_gradient = self._separate_casts(kernel)
-        if cast and of_input:
-            yield False, 0.0, device.memory_seconds(cast * m * k)
+        if cast_bytes and of_input:
+            yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
-            if cast and of_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
+            if cast_bytes and of_gradient:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)

@@ -216,7 +216,7 @@ class Batch:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
             elif sequence_count:
-                alike = self._alike_steps(
+                equal_steps = self._alike_steps(
                     requests,
                     next_request,
                     time_now,
@@ -226,9 +226,14 @@ class Batch:
                     reserved_tokens,
                 )
                 time_now += (
-                    alike * self.scale * self.steps.token(sequence_count, context + alike * self.steps.tokens / 2)
+                    equal_steps
+                    * self.scale
+                    * self.steps.token(sequence_count, context + equal_steps * self.steps.tokens / 2)
                 )
-                steps_done, context_sum = steps_done + alike, context_sum + alike * sequence_count * self.steps.tokens
+                steps_done, context_sum = (
+                    steps_done + equal_steps,
+                    context_sum + equal_steps * sequence_count * self.steps.tokens,
+                )
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:

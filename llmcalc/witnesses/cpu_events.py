@@ -155,8 +155,8 @@ def read_events(profile: Any) -> CpuEvents:
             blocks[pointer] = block, kernel
             events.moments.append(Moment(1, block, phase))
         elif pointer in blocks:
-            block, maker = blocks.pop(pointer)
-            block.scratch = maker is not None and kernel is not None and maker.id == kernel.id
+            block, operation_name = blocks.pop(pointer)
+            block.scratch = operation_name is not None and kernel is not None and operation_name.id == kernel.id
             events.moments.append(Moment(-1, block, phase))
     return events
 

@@ -195,15 +195,15 @@ class TrainingLoop:
 
     def _update(self) -> None:
         if self.training.master:
-            for copy, weight in zip(self.updated, self.weights, strict=True):
-                copy.grad = None if weight.grad is None else weight.grad.float()
+            for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+                updated_copy.grad = None if weight.grad is None else weight.grad.float()
         for torch_optimizer in self.optimizers:
             torch_optimizer.step()
         if self.training.master:
             with torch.no_grad():
-                for copy, weight in zip(self.updated, self.weights, strict=True):
-                    copy.grad = None
-                    weight.copy_(copy)
+                for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+                    updated_copy.grad = None
+                    weight.copy_(updated_copy)
         self.module.zero_grad(set_to_none=not self.training.keeps_gradients)
 
 

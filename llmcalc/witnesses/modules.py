@@ -176,9 +176,9 @@ class _Search:
             yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child in node.children:
-                deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
+                deeper_names = (*(f"{key}.{child.name}" for key in keys), child.name)
                 yield from self._find_below_node(
-                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper
+                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper_names
                 )
 
     def _search_names(

@@ -226,7 +226,7 @@ def _checks(
     def compare_with_model(
         quantity: str,
         cost: Cost,
-        measured: dict[str, int],
+        measured_counts: dict[str, int],
         workload: Workload | None = None,
         include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
@@ -234,7 +234,7 @@ def _checks(
             tree,
             quantity,
             lambda place: place.cost_per_repeat(cost, include),
-            measured,
+            measured_counts,
             names,
             witness,
             None if workload is None else RunConfig(workload),

@@ -198,7 +198,7 @@ def _checks(
     def against(
         quantity: str,
         cost: Cost,
-        measured: Mapping[str, int],
+        measured_counts: Mapping[str, int],
         modules: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
@@ -210,7 +210,7 @@ def _checks(
                 quantity,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
                 modules,
-                measured,
+                measured_counts,
                 witness,
                 run_config,
             )
@@ -337,7 +337,9 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
         name: torch.zeros(
-            [lengths[n] if isinstance(n, str) else n for n in shape], dtype=parameter.dtype, device=parameter.device
+            [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
+            dtype=parameter.dtype,
+            device=parameter.device,
         )
         for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
     }
@@ -374,9 +376,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
         for path, module in model.named_modules()
     ]
-    body: Any = model.base_model  # some heads do not return the cache that it filled
-    if body is not model:
-        hooks.append(body.register_forward_hook(lambda _, __, output: out.append(output)))
+    base_model: Any = model.base_model  # some heads do not return the cache that it filled
+    if base_model is not model:
+        hooks.append(base_model.register_forward_hook(lambda _, __, output: out.append(output)))
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()

@@ -303,9 +303,11 @@ SAVED_OPERATIONS = {
 assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
-def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of selected operations, half of those of `alternate`."""
-    operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
+def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
+    """Returns checkpoint contexts that save selected operations' results, half of those of `alternate_operations`."""
+    operations, alternating_operations = (
+        {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
+    )
 
     def contexts() -> Any:
         calls = Counter[Any]()
@@ -329,14 +331,14 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         run_checkpointed = partial(
             run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
-    carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
+    carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = name.rpartition(".")
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
         runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
-        if runs_again and carries:
+        if runs_again and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif runs_again or core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)

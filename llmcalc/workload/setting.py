@@ -215,8 +215,9 @@ def check_phase(settings: Any, phase: str) -> None:
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
             )
-        needs = declaration.setting.needs
-        if needs and getattr(settings, needs) is None:
+        needed_setting = declaration.setting.needs
+        if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(
-                f"{declaration.option}: it means nothing without {option(needs)}; expected {option(needs)} too"
+                f"{declaration.option}: it means nothing without {option(needed_setting)}; expected "
+                f"{option(needed_setting)} too"
             )

@@ -66,4 +66,4 @@ def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[All
         return F.cross_entropy(logits.float().flatten(0, 1), labels)
 
     outside = [*model.parameters(), *model.buffers(), *inputs.values(), labels]
-    return measure_passes(run, outside, follows=follows)
+    return measure_passes(run, outside, tracker_class=follows)

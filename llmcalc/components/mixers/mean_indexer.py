@@ -64,10 +64,11 @@ class MeanIndexer(BlockIndexer):
             )
             (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
             block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
-            block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, every=pool.size)
+            block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
-                recorder.scores("core", q, block_means, cross=True, core=ops.EntryScores, rate=pool.size), "relu"
+                recorder.scores("core", q, block_means, is_cross_attention=True, core=ops.EntryScores, rate=pool.size),
+                "relu",
             )
             recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
         mask, keys, values = recorder.selected(q, keys, values)

@@ -84,10 +84,12 @@ class PooledIndexer(Part):
         recorder.hold(k=keys, gate=gate, weights=weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, many=pool.size))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
-        scores = recorder.scores("core", q, entries, weights=weights, cross=True, core=ops.EntryScores, rate=pool.size)
+        scores = recorder.scores(
+            "core", q, entries, weights=weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
+        )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool=pool.size)
         return scores

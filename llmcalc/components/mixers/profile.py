@@ -121,7 +121,7 @@ class ProfileAttention(TokenMixer):
 
         rank, extent = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         profiles, _ = recorder.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
-        by_distance = recorder.scores("profile_core", profile_weights, profiles, cross=True)
+        by_distance = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:

@@ -207,14 +207,16 @@ class SharedEntryAttention(TokenMixer):
             mask, entries = recorder.among(visible, selection, entries)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
-                recorder.scores("entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits)
+                recorder.scores(
+                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                )
             )
         weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
         y = recorder.weighted(weights, k)
         if entries is not None:
             y = recorder.add(y, recorder.weighted(weights, entries))
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, back=True)
+        y = recorder.rope(y, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
@@ -254,7 +256,7 @@ class SharedEntryAttention(TokenMixer):
                 kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
-            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *unpooled_rows)
+            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, row_stride=rate.size), *unpooled_rows)
 
     def _selection(
         self,
@@ -273,7 +275,7 @@ class SharedEntryAttention(TokenMixer):
             keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys", Value(x.rows, (dim,), fixed=True)))
         else:
             keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
-            keys = recorder.rope(keys, rope, every=self.compress_rate)
+            keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
             keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
             lower_entries["keys"] = keys
         q = recorder.rope(recorder.linear("q_proj", compressed_query, heads, dim), rope)
@@ -284,7 +286,10 @@ class SharedEntryAttention(TokenMixer):
             core["blocks"] = blocks.candidate_topk_blocks
         visible = recorder.whole_entries(q, keys, self.compress_rate)
         scores = recorder.act(
-            recorder.scale(recorder.scores("core", q, keys, cross=True, **core), indexer.index_head_dim**-0.5), "relu"
+            recorder.scale(
+                recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
+            ),
+            "relu",
         )
         weights = recorder.linear("weights_proj", x, heads)
         return recorder.choose_entries(scores, weights, visible, indexer.index_topk)

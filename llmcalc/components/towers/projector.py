@@ -85,11 +85,11 @@ class Resampler(Part):
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=rows)
             )
         with recorder.apart(causal=False):
             return recorder.part("attention", self.attention, query, memory=keys)
@@ -201,7 +201,7 @@ class Projector(TowerPart):
 
     def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
-        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, many=mark_count)
+        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:

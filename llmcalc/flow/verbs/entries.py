@@ -44,9 +44,9 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
-    def of_lower_layer(self, name: str, x: Value, lent: Value) -> Value:
+    def of_lower_layer(self, name: str, x: Value, lower_value: Value) -> Value:
         """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name."""
-        return self.step("of_lower_layer", "", (x, lent), lent.view(*lent.axes), slot=name)
+        return self.step("of_lower_layer", "", (x, lower_value), lower_value.view(*lower_value.axes), slot=name)
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""

@@ -84,7 +84,7 @@ class MixingVerbs(Recorder):
         *,
         weights: Value | None = None,
         values: Value | None = None,
-        cross: bool = False,
+        is_cross_attention: bool = False,
         core: Callable[..., Op] = ops.AttentionCore,
         **limits: Any,
     ) -> Value:
@@ -92,24 +92,24 @@ class MixingVerbs(Recorder):
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
-        cross: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
+        is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
         """
         heads, *qk = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
-        keys = k.rows if cross else None
+        keys = k.rows if is_cross_attention else None
         op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
         ins = (q, k) if weights is None else (q, k, weights)
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", name, ins, output, op=op)
 
-    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records the strengths of the `keep` strongest keys of those that each query may attend to.
+    def strongest(self, strength: Value, q: Value, k: Value, *, kept_keys: Number, window: Number = None) -> Value:
+        """Records the strengths of the `kept_keys` strongest keys of those that each query may attend to.
 
         strength: that of each key and head. window: as in `attention`.
         """
         output = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
+        return self.step("strongest", "", (strength, q, k), output, keep=kept_keys, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
         """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it.

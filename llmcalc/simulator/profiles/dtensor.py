@@ -393,9 +393,9 @@ class Divided(Eager):
         below_shard, above_shard = allocate(tensor.shape, BOOL), allocate(tensor.shape, BOOL)
         mask = allocate(tensor.shape, BOOL)
         del below_shard, above_shard
-        clone = allocate(tensor.shape, INT64)
+        mask_copy = allocate(tensor.shape, INT64)
         masked_tensor = allocate(tensor.shape, INT64)
-        del clone
+        del mask_copy
         return mask, masked_tensor
 
     # --- the loss ---------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     )
     probs = aten.exp(aten.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
-    probs = aten.div(probs, aten.clamp(aten.sum(probs, keep=True)))
+    probs = aten.div(probs, aten.clamp(aten.sum(probs, keepdim=True)))
     return mask_invalid_keys(probs)
 
 

@@ -70,12 +70,12 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
         aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
-        known = aten.add_number(aten.unsqueeze(self.span(queries), 1))
-        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), known)))[1]
-        chosen = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
-        tokens = aten.new((batch, queries, chosen.shape[-1] * pool), INT64)
-        rest = keys % pool if is_size_one(queries) else pool - 1
-        return aten.cat([tokens, aten.new((batch, queries, rest), INT64)])
+        visible_tokens = aten.add_number(aten.unsqueeze(self.span(queries), 1))
+        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), visible_tokens)))[1]
+        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
+        tokens = aten.new((batch, queries, chosen_pools.shape[-1] * pool), INT64)
+        last_pool_tokens = keys % pool if is_size_one(queries) else pool - 1
+        return aten.cat([tokens, aten.new((batch, queries, last_pool_tokens), INT64)])
 
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
@@ -118,9 +118,12 @@ class AttentionVariantKernels(AttentionKernels):
         blocks = ceil_div(key_count, block)
         scores = aten.new((*scores.shape[:-1], blocks * block), FLOAT32)
         block_scores = aten.new((*scores.shape[:-1], blocks), FLOAT32)
-        away = aten.like(aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0))
+        block_distances = aten.like(
+            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0)
+        )
         block_scores = aten.masked_fill(
-            aten.masked_fill(block_scores, aten.compare(aten.compare(away), aten.compare(away))), aten.compare(away)
+            aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
+            aten.compare(block_distances),
         )
         rank = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block, 3), key_count)

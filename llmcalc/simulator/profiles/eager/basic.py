@@ -206,9 +206,9 @@ class BasicKernels(Lowering):
     def _gelu_by_steps(self, x: Tensor) -> Tensor:
         """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
         aten = self.t
-        half = aten.scale(x)
+        half_input = aten.scale(x)
         return aten.mul(
-            half, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
+            half_input, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
         )
 
     def _cube(self, x: Tensor) -> Tensor:

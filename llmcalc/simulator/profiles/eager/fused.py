@@ -94,9 +94,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
-        crossing = operation.ins[1].rows != operation.ins[0].rows
+        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(operation, q, k, v, crossing)
+            output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
             output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
@@ -106,7 +106,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                     "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
                 )
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            is_masked = operation.options["causal"] and not crossing
+            is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
@@ -155,13 +155,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset)
 
     @compared(SDPA, attention="sdpa")
-    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
         """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
         keys, and then with keys and values of every head."""
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
-        causal = operation.options["causal"] and not crossing and not is_size_one(queries)
+        causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
         limits = [operation.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
             queries
@@ -554,7 +554,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         losses = record(graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
         del squares
-        return aten.mean(losses, keep=False)
+        return aten.mean(losses, keepdim=False)
 
     @compared(FLASH_LOSS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:

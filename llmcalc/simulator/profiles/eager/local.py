@@ -28,8 +28,10 @@ class LocalKernels(PositionKernels):
         assert isinstance(operation.op, BlockSums)
         aten, x = self.t, self.flat(operation.ins[0])
         of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
-        ones = aten.to(aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
-        self.set(operation.outs[0], aten.matmul(ones, x))
+        membership = aten.to(
+            aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(of_token, 0), dtype=BOOL), x.dtype
+        )
+        self.set(operation.outs[0], aten.matmul(membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 

@@ -187,8 +187,8 @@ class LoraKernels(BasicKernels):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             of_weights = [
-                autograd_graph.new(of, output_gradient.dtype) if need else None
-                for of, need in zip(weight_shapes, needed_gradients, strict=True)
+                autograd_graph.new(weight_shape, output_gradient.dtype) if needs_gradient else None
+                for weight_shape, needs_gradient in zip(weight_shapes, needed_gradients, strict=True)
             ]
             of_x = autograd_graph.new(shape, output_gradient.dtype) if needs_input_grad[0] else None
             of_biases = [

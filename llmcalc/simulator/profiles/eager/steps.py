@@ -257,7 +257,7 @@ class StepKernels(ScanKernels):
 
     def _unit_length(self, x: Tensor) -> Tensor:
         aten = self.t
-        return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keep=True))))
+        return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor, state: Tensor
