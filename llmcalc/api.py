@@ -417,8 +417,10 @@ def fit(
 
     parsed_options = options_of(options, run=True, layout=True)
     run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    of_training = "" if global_batch is None else "--global-batch"
-    settings = with_implied_phase(run_options.settings, run_options.layout, parsed_options.gives(phase), of_training)
+    training_option = "" if global_batch is None else "--global-batch"
+    settings = with_implied_phase(
+        run_options.settings, run_options.layout, parsed_options.gives(phase), training_option
+    )
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 

@@ -176,8 +176,8 @@ class ModelSpec(Part):
             raise ValueError(
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
             )
-        on_output = (self.main.pooler, self.main.output_positions, self.main.output_size)
-        if any(field is not None for field in on_output):
+        output_fields = (self.main.pooler, self.main.output_positions, self.main.output_size)
+        if any(field is not None for field in output_fields):
             raise ValueError(
                 f"{self.kind}: a stack's pooler, output_positions and output_size are for the encoder of an "
                 "encoder-decoder; expected none (model.pooler is the pooler of the model)"
@@ -271,9 +271,9 @@ class ModelSpec(Part):
         """
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
-        on_all = self.head.type != "classification" or self.head.over == "token"
+        scores_every_token = self.head.type != "classification" or self.head.over == "token"
         goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
-        return self.embedding_size if on_all and goes_back else None
+        return self.embedding_size if scores_every_token and goes_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program. Counts are computed by walking it."""
@@ -598,14 +598,14 @@ def _reference_class() -> type[nn.Module]:
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
             if pooled_vector is not None:
-                of_sequences: Tensor = self.classifier(pooled_vector)
-                return of_sequences
+                sequence_scores: Tensor = self.classifier(pooled_vector)
+                return sequence_scores
             head_input = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):
                 head_input = self.head_proj(head_input)
             if hasattr(self, "classifier"):
-                of_tokens: Tensor = self.classifier(head_input)
-                return of_tokens
+                token_scores: Tensor = self.classifier(head_input)
+                return token_scores
             if hasattr(self, "projection"):
                 vectors: Tensor = self.projection(head_input)
                 return vectors

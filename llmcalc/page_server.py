@@ -156,8 +156,8 @@ def export_page(page: Path, folder: Path) -> None:
 
 def _is_outdated(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
-    page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
+    page_changed_at = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
     return any(
-        path.stat().st_mtime > page_time for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
+        path.stat().st_mtime > page_changed_at for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
     )

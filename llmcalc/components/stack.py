@@ -264,10 +264,10 @@ class Stack(Component):
             yield name, self.layer(name), depth, range(depth) if isinstance(depth, int) else None
             return
         if isinstance(depth, int):
-            indices_of: dict[str, list[int]] = {}
+            indices_by_name: dict[str, list[int]] = {}
             for i, name in enumerate(self.layer_names()):
-                indices_of.setdefault(name, []).append(i)
-            for name, indices in indices_of.items():
+                indices_by_name.setdefault(name, []).append(i)
+            for name, indices in indices_by_name.items():
                 yield name, self.layer(name), len(indices), indices
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)

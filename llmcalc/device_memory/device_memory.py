@@ -420,9 +420,9 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns the name of each phase → bytes by kind of tensor at the phase's peak."""
-    by_phase: dict[str, Mapping[str, int]] = {}
+    bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
-            by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
-    return by_phase
+            bytes_by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
+    return bytes_by_phase

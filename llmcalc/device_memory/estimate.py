@@ -267,7 +267,7 @@ class Memory:
         """
         settings, use = self.settings, self.states
         base = "none" if use.adapters is None else use.adapters.base
-        from_source = [
+        evidence_from_source = [
             (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
@@ -295,7 +295,7 @@ class Memory:
         return [
             *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
-            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
+            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in evidence_from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated_parts if holds),
         ]
 

@@ -170,9 +170,9 @@ class MemoryUse:
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
-            counted_by = " (--quantize counts them)" if self.phase != "training" else ""
+            option_note = " (--quantize counts them)" if self.phase != "training" else ""
             notes.append(
-                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{option_note}"
             )
         return notes
 
@@ -302,10 +302,10 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     optimizer_record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not optimizer_record.has_momentum:
-        with_momentum = " or ".join(
+        momentum_optimizers = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {optimizer_record.name}")
+        raise InputError(f"--momentum: for --optimizer {momentum_optimizers}, not {optimizer_record.name}")
     if settings.optimizer_dtype is not None and (
         optimizer_record.state_format or (optimizer_record.has_momentum and not momentum)
     ):

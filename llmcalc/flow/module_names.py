@@ -101,8 +101,8 @@ class ModuleNames:
             for name, stack in sides.items():
                 self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
         else:
-            one_sided = kind == "encoder" or any(key.startswith("decoder.") for key in names)
-            self._stack_names("", other_children, self._side_names(kind, roots) if one_sided else roots)
+            has_one_side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
+            self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published_names(path)
@@ -344,12 +344,12 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *ancestors, node = path.split(".")
-    all_names = list(names)
+    known_names = list(names)
     if ancestors and ancestors[-1] == "experts":
         modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
-        all_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
+        known_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
     variants: list[str] = []
-    for name in dict.fromkeys(all_names):
+    for name in dict.fromkeys(known_names):
         *path_names, leaf = name.split(".")
         choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         leaf_names = (leaf, *EARLIER.get(leaf, ()))

@@ -59,9 +59,9 @@ class PeakByPath(NamedTuple):
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
-    def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peak bytes with `count` more layers. next_longer: the peak bytes with one more layer."""
-        bytes_by_path = next_longer.by_path
+    def with_more_layers(self, longer_peak: PeakByPath, count: int) -> PeakByPath:
+        """Returns the peak bytes with `count` more layers. longer_peak: the peak bytes with one more layer."""
+        bytes_by_path = longer_peak.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
@@ -131,14 +131,14 @@ class MicroBatchBytes:
         """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
-    def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `count` more layers. next_longer: its bytes with one more layer."""
+    def with_more_layers(self, longer_peak: MicroBatchBytes, count: int) -> MicroBatchBytes:
+        """Returns a micro-batch's bytes with `count` more layers. longer_peak: its bytes with one more layer."""
         return MicroBatchBytes(
-            self.saved + count * (next_longer.saved - self.saved),
-            self.forward.with_more_layers(next_longer.forward, count),
-            self.backward.with_more_layers(next_longer.backward, count),
-            self.received + count * (next_longer.received - self.received),
-            self.extra_gradients + count * (next_longer.extra_gradients - self.extra_gradients),
+            self.saved + count * (longer_peak.saved - self.saved),
+            self.forward.with_more_layers(longer_peak.forward, count),
+            self.backward.with_more_layers(longer_peak.backward, count),
+            self.received + count * (longer_peak.received - self.received),
+            self.extra_gradients + count * (longer_peak.extra_gradients - self.extra_gradients),
         )
 
 
@@ -243,15 +243,15 @@ class PeakEstimate:
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
         """
-        by_rank = self._static_bytes_by_rank(layout)
-        first_rank_bytes = by_rank[0]
+        bytes_by_rank = self._static_bytes_by_rank(layout)
+        first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
             saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
                 first_rank_bytes += schedule.peak_in_flight(0, saved_bytes)[0]
-        return self.fixed_bytes + max(first_rank_bytes, *by_rank)
+        return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
@@ -307,8 +307,10 @@ class PeakEstimate:
             _pass_peaks(batch, stage, transient, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)
         ]
-        all_in_flight = in_flight.awaiting_backward == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
-        if self.frees_gradients and all_in_flight:
+        keeps_all_microbatches = in_flight.awaiting_backward == (micro_batches,) and (
+            layout.pp == 1 or layout.zero == 0
+        )
+        if self.frees_gradients and keeps_all_microbatches:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], peaks[0])
         else:
             pass_peak = max(
@@ -364,8 +366,8 @@ class PeakEstimate:
         shards = layout.shards if self.pads and layout.zero == 3 else 1
         key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
         if key not in self._parameters:
-            all_experts = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            self._parameters[key] = self._count_parameters(all_experts, stage, shards)
+            expert_layout = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
+            self._parameters[key] = self._count_parameters(expert_layout, stage, shards)
         counts = self._parameters[key]
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
@@ -509,8 +511,8 @@ def _pass_peaks(
         pass_bytes.between_layers_and_head + transient.after_head,
     )
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
-    from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
-    layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + from_other_module
+    bytes_from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
+    layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + bytes_from_other_module
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
@@ -559,7 +561,7 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             chunk.lowering.run_only = {} if count is None else {0: count}
             if not pass_bytes:
                 chunk.set_up()
-                after_set_up = memory_meter.now
+                set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
             flight = chunk.forward_of()
@@ -570,7 +572,7 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
-                remaining_bytes = memory_meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+                remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
@@ -602,12 +604,12 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
-            per_matrix, adamw_extra = (
+            bytes_per_matrix_element, adamw_extra = (
                 count * bytes_of(1, memory_use.optimizer.dtype) for count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
-                memory_use.weights / n, memory_use.gradients / n, per_matrix + master_bytes, adamw_extra
+                memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
             )
     states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)

@@ -221,8 +221,8 @@ class Cluster:
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches of a step."""
-        from_file = getattr(self.own_settings, "microbatches", None)
-        return from_file or self.settings.num_microbatches or 1
+        microbatches_of_file = getattr(self.own_settings, "microbatches", None)
+        return microbatches_of_file or self.settings.num_microbatches or 1
 
     @cached_property
     def messages(self) -> list[Message] | None:

@@ -121,7 +121,7 @@ class OptimizerStepBytes(NamedTuple):
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        all_parameters = self.per_parameter * (dense / shards + experts / expert_shards)
+        parameter_bytes = self.per_parameter * (dense / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
@@ -133,7 +133,7 @@ class OptimizerStepBytes(NamedTuple):
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
         extra_bytes = (self.gradient_copy + self.gradient_width) * extra_gradients
-        return round(all_parameters + largest_bytes / shards + extra_bytes / shards)
+        return round(parameter_bytes + largest_bytes / shards + extra_bytes / shards)
 
 
 SIDE = 1024
@@ -163,14 +163,16 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
     peak_of_1, peak_of_2, peak_of_3 = (
         _step_peak(training_config, gradient_type, has_copies, layer_count) / elements for layer_count in (1, 2, 3)
     )
-    per_parameter = max(0.0, peak_of_3 - peak_of_2)
-    per_largest = max(0.0, peak_of_1 - per_parameter)
-    per_second_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
-    per_adamw_parameter = None
+    bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
+    bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
+    bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
+    bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
-        by_adamw = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
-        per_adamw_parameter = max(0.0, by_adamw - per_parameter)
-    return OptimizerStepBytes(per_parameter, per_largest, per_second_largest, per_adamw_parameter, copy, width)
+        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
+        bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
+    return OptimizerStepBytes(
+        bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy, width
+    )
 
 
 def _step_peak(

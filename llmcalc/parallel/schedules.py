@@ -139,9 +139,9 @@ class Pipeline:
                 ("W", chunk): -weights_only,
             }
         order = [action[:2] for action in self.orders[rank]]
-        in_flight = list(accumulate(map(steps.__getitem__, order)))
-        peak = max(in_flight)
-        counts = Counter(order[: in_flight.index(peak) + 1])
+        chunks_in_flight = list(accumulate(map(steps.__getitem__, order)))
+        peak = max(chunks_in_flight)
+        counts = Counter(order[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)
         return peak, InFlight(
             tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),

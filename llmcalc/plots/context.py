@@ -107,8 +107,8 @@ def _draw_curves(
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Names each curve at its end, right of the axes, with a line to the end if the name had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
-    to_axes = ax.transData + ax.transAxes.inverted()
-    points = [tuple(to_axes.transform(end)) for end in ends]
+    data_to_axes = ax.transData + ax.transAxes.inverted()
+    points = [tuple(data_to_axes.transform(end)) for end in ends]
     heights = spread_labels(
         [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )

@@ -69,8 +69,8 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, st
             markersize=4,
             label=label(name),
         )
-        of_target = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
-        for x, y in of_target:
+        target_points = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
+        for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=style.colour)
 
 

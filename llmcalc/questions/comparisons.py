@@ -146,7 +146,7 @@ class ShapeQuestion:
             result, lambda: report(result, preset, target_model is not None, literature, is_flat=is_flat)
         )
 
-    def _refuse_contradictions(self, overrides: Sequence[str], no_target: bool) -> None:
+    def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
         """Raises `InputError` if --set sets the same size as an option, or a size that the search chooses."""
         set_by_options = {
             "head_dim": ("--head-dim", self.head_dim),
@@ -160,7 +160,7 @@ class ShapeQuestion:
             option, value = set_by_options.get(field, ("", None))
             if value is not None:
                 raise InputError(f"{option} and --set {override.strip()}: both set {field}; expected one of them")
-            if no_target and field in ("hidden_size", "num_hidden_layers"):
+            if has_no_target and field in ("hidden_size", "num_hidden_layers"):
                 raise InputError(
                     f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "
                     "from the budget; expected other fields, or a TARGET"

@@ -94,8 +94,8 @@ def ask_presets(
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
-    in_full = details or is_exact
-    return Listing(tuple(listed_presets), lambda: report(listed_presets, in_full), in_full=in_full)
+    lists_in_full = details or is_exact
+    return Listing(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 
 
 def ask_hardware(names: Sequence[str] = ()) -> Listing:

@@ -333,8 +333,8 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..frameworks.registry import framework_of
 
             check_precision(question.settings, framework_of(layout))
-        on_one_device = question.on_one_device()
-        return DeviceUse.of_result(on_one_device, **answer_fields, draft=_draft_of(question, on_one_device))
+        one_device_question = question.on_one_device()
+        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(question, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -507,8 +507,8 @@ def ask_plan(
         nearest="if none fits",
         time_settings=time_settings,
     )
-    none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
+    is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
+    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -201,13 +201,14 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
         return micro_batches or 1
     if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
-    per_pass = layout.dp * int(memory.states.workload.batch)
-    if global_batch % per_pass:
+    sequences_per_pass = layout.dp * int(memory.states.workload.batch)
+    if global_batch % sequences_per_pass:
         raise InputError(
-            f"--global-batch {global_batch}: expected a multiple of {per_pass}, a micro-batch of each of {layout.dp} "
+            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, "
+            f"a micro-batch of each of {layout.dp} "
             "replicas"
         )
-    return global_batch // per_pass
+    return global_batch // sequences_per_pass
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:

@@ -211,9 +211,11 @@ def _heading_aside(engine_use: EngineUse) -> str:
         for flag, value in engine_use.memory.assumed.items()
         if flag in engine_use.engine.shown_defaults
     )
-    of_device = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
+    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
     return (
-        f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(engine_use)
+        f"{device_text}, in {units.GIB.name}"
+        + (f"; default {defaults}" if defaults else "")
+        + _launch_aside(engine_use)
     )
 
 
@@ -312,11 +314,11 @@ def _changes_table(engine_use: EngineUse) -> Table:
     device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
-    hides_equal = memory.starts and not memory.host  # of a cache that fills what is left
+    hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in engine_use.changes
-        if not hides_equal or change.kv_tokens > memory.kv_tokens
+        if not hides_equal_rows or change.kv_tokens > memory.kv_tokens
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
@@ -355,14 +357,14 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
 def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
     memory = engine_use.memory
-    by_device: dict[str, int] = {}
-    by_kind: dict[str, int] = {}
+    bytes_by_device: dict[str, int] = {}
+    bytes_by_kind: dict[str, int] = {}
     for term in memory.terms:
         if term.name != "budget":
-            by_device[term.device] = by_device.get(term.device, 0) + term.bytes
-            by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
+            bytes_by_device[term.device] = bytes_by_device.get(term.device, 0) + term.bytes
+            bytes_by_kind[term.name] = bytes_by_kind.get(term.name, 0) + term.bytes
     fullest_device_bytes = max(
-        (device_bytes for device, device_bytes in by_device.items() if device != HOST), default=0
+        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST), default=0
     )
     return {
         "model": model_data(engine_use.preset),
@@ -372,8 +374,8 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         "memory": {
             "device_bytes": fullest_device_bytes,
             "capacity_bytes": engine_use.hardware.capacity_bytes,
-            "by_kind": by_kind,
-            **({"by_device": by_device} if set(by_device) != {""} else {}),
+            "by_kind": bytes_by_kind,
+            **({"by_device": bytes_by_device} if set(bytes_by_device) != {""} else {}),
         },
         "terms": [
             {

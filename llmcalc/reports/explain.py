@@ -388,12 +388,12 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 
 
 def _source_notes(explanation: Explanation) -> list[str]:
-    by_source: dict[str, list[str]] = {}
+    paths_by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
         for node_position in section.places:
             if node_position.numbers.source and node_position.steps:
-                by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
-    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
+                paths_by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
+    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 

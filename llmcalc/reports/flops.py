@@ -136,10 +136,10 @@ def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
     total, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
+    scale, token_scale = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
-        Column("flops_per_token", f"{per_token.name} per token", per_token.write),
+        Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
         Column("flops", scale.name, scale.write),
         Column("share", "share", units.percent),
         Column("bar", "", bars.share, justify="left", bar=True),
@@ -225,9 +225,9 @@ def _latent_notes(flop_count: FlopCount) -> list[str]:
     if flop_count.mla is None:
         return []
     expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
-    from_cache = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
+    cache_text = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
     other_form = "absorbed" if flop_count.mla == "expanded" else "expanded"
-    return [f"{MLA[flop_count.mla]}{from_cache} (--mla {other_form}: the other form)"]
+    return [f"{MLA[flop_count.mla]}{cache_text} (--mla {other_form}: the other form)"]
 
 
 def _decoding_notes(flop_count: FlopCount) -> list[str]:

@@ -101,8 +101,8 @@ def identity_experts(tree: Node) -> str:
     ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     counts = ", ".join(
-        f"{op_found.maps[0].top_k} of {op_found.maps[0].num_experts:,} beside {op_found.count:,}"
-        for op_found in identity_ops
+        f"{identity_op.maps[0].top_k} of {identity_op.maps[0].num_experts:,} beside {identity_op.count:,}"
+        for identity_op in identity_ops
     )
     return (
         f"upper bound: every token is counted with real experts ({counts} identity experts, which hold and compute "

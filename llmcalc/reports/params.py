@@ -106,11 +106,11 @@ def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row
 
 
 def _add_rows(table_parts: list[Part], node_position: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
-    if not per_repeat:
+    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
+    if not params_per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((node_position.kind, _component_row(name, per_repeat, node_position.times, total, depth)))
+    table_parts.append((node_position.kind, _component_row(name, params_per_repeat, node_position.times, total, depth)))
     children = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
@@ -169,13 +169,14 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
     thumb = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, thumb, identity_experts(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        even_active, fewest_active = (
+        average_active, minimum_active = (
             units.count(parameter_count.active_evenly),
             units.count(parameter_count.active_at_least),
         )
         notes.append(
-            f"active per token with identity experts among its own: {even_active} on average if all experts are chosen "
-            f"alike, {fewest_active} at least"
+            f"active per token with identity experts among its own: {average_active} on average if "
+            "all experts are chosen "
+            f"alike, {minimum_active} at least"
         )
     if parameter_count.buffers:
         notes.append(

@@ -51,8 +51,11 @@ def report(
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
-    time_ties = ties(plan.feasible)
-    rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
+    equal_time_groups = ties(plan.feasible)
+    rows = [
+        _layout_row(layout_plan, candidate, tie)
+        for candidate, tie in zip(plan.feasible, equal_time_groups, strict=True)
+    ]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
     layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
@@ -74,8 +77,8 @@ def report(
         ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    computed_last = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=computed_last)
+    lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
+    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=lazy_fields)
     return report.for_target(preset.target)
 
 

@@ -71,7 +71,8 @@ def phases_table(
     rows = []
     for name, terms in ROWS.items():
         sums = [
-            sum(term_bytes for term, term_bytes in of_phase.items() if term in terms) for of_phase in bytes_of_phases
+            sum(term_bytes for term, term_bytes in phase_bytes.items() if term in terms)
+            for phase_bytes in bytes_of_phases
         ]
         if any(sums):
             rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))

@@ -213,8 +213,8 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
     rate, devices = timed_run.tokens_per_second, timed_run.devices
-    per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
-    lines = [f"{rate:,.0f} tokens/s{per_device}"]
+    device_rate_text = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
+    lines = [f"{rate:,.0f} tokens/s{device_rate_text}"]
     if timed_run.phase != "decode":
         lines[0] += (
             f"; MFU {units.percent(timed_run.utilization('causal'), 0)} causal, "

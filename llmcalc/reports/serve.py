@@ -230,10 +230,10 @@ def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
 def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen_server = study.stack.title, servers.chosen
     example = servers.curves[0][0] if servers.curves else None
-    why_not = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
+    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
-    notes += [f"ruled out: {why_not}"] if why_not else []
+    notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]

@@ -299,9 +299,9 @@ def _training_budget(study: Study) -> str:
 
 def _active_text(study: Study) -> list[int]:
     """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
-    of_target = [shape.active for shape in study.shapes if shape.target]
-    if of_target or not study.shapes[0].stack.mixture_of_experts:
-        return of_target or [study.budget.value]
+    active_of_target = [shape.active for shape in study.shapes if shape.target]
+    if active_of_target or not study.shapes[0].stack.mixture_of_experts:
+        return active_of_target or [study.budget.value]
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 

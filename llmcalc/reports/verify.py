@@ -218,13 +218,13 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
 
 def _tolerances_text(checks: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
-    by_bound: dict[float, dict[str, None]] = {}
+    names_by_tolerance: dict[float, dict[str, None]] = {}
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
-        by_bound.setdefault(check.within, {})[name] = None
+        names_by_tolerance.setdefault(check.within, {})[name] = None
     return ", ".join(
         f"within {units.percent(bound, 1 if bound > 1e-4 else 3)} ({', '.join(names)})"
-        for bound, names in sorted(by_bound.items())
+        for bound, names in sorted(names_by_tolerance.items())
     )
 
 
@@ -272,14 +272,14 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
         for verdict, check in covered_models
         for path in check.missing
     ]
-    more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
+    ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
         f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters "
         "are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
             f", {len(missing_paths):,} only within the totals above them: "
-            f"{', '.join(missing_paths[:MOST_MISSING])}{more_text}"
+            f"{', '.join(missing_paths[:MOST_MISSING])}{ellipsis_text}"
             if missing_paths
             else ""
         )

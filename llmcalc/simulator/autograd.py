@@ -173,10 +173,12 @@ def saved_storages(output: Tensor) -> list[Storage]:
     return list(storages.values())
 
 
-def backward(autograd_graph: Graph, output: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
+def backward(
+    autograd_graph: Graph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
+) -> None:
     """Runs the backward pass from `output` with a gradient, which the caller references until the end.
 
-    The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
+    The gradients of trained tensors stay in their `grad`. end_callback: what is called in the end (`queue_callback` of
     torch's engine), nothing by default.
     """
     assert output.node is not None
@@ -223,8 +225,8 @@ def backward(autograd_graph: Graph, output: Tensor, gradient: Tensor, at_end: Ca
                     if not pending_uses[key[0]] and key in gradients:
                         _accumulate_leaf(autograd_graph, target, gradients.pop(key))
             del edges, target
-        if at_end is not None:
-            at_end()
+        if end_callback is not None:
+            end_callback()
 
 
 def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:

@@ -221,71 +221,71 @@ class CachingAllocator:
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
-        block_of, expandable = self._block_of, self.expandable_segments
-        block_of += [NO_BLOCK] * (count - len(block_of))
+        blocks_by_number, expandable = self._block_of, self.expandable_segments
+        blocks_by_number += [NO_BLOCK] * (count - len(blocks_by_number))
         allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool = self._small_pool(self._stream)
         pools = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, units in steps:
             if units > 0:
                 number = small_pool if units <= SMALL else small_pool + 1
-                starts, ends, sizes, by_size, least_rest = pools[number]
-                if units in by_size and not expandable:
-                    starts_of_size = by_size[units]
+                starts, ends, sizes, starts_by_size, least_rest = pools[number]
+                if units in starts_by_size and not expandable:
+                    starts_of_size = starts_by_size[units]
                     start = starts_of_size.pop()
                     if not starts_of_size:
-                        del by_size[units], sizes[bisect_left(sizes, units)]
+                        del starts_by_size[units], sizes[bisect_left(sizes, units)]
                     del starts[start], ends[start + units]
-                    block_of[storage_number + base] = start, units, number
+                    blocks_by_number[storage_number + base] = start, units, number
                     allocated += units
                 else:
                     index = bisect_left(sizes, units)
                     size = sizes[index]
                     if size == NO_SIZE or expandable:
                         index, size = self._choose_block(number, units)
-                    starts_of_size = by_size[size]
+                    starts_of_size = starts_by_size[size]
                     start = starts_of_size.pop()
                     rest = size - units
                     del ends[start + size]
                     if rest < least_rest:
                         del starts[start]
-                        block_of[storage_number + base] = start, size, number
+                        blocks_by_number[storage_number + base] = start, size, number
                         allocated += size
                         if not starts_of_size:
-                            del by_size[size], sizes[index]
+                            del starts_by_size[size], sizes[index]
                     else:
                         end = start + rest
                         starts[start], ends[end] = rest, start
-                        block_of[storage_number + base] = end, units, number
+                        blocks_by_number[storage_number + base] = end, units, number
                         allocated += units
                         if not starts_of_size:
-                            del by_size[size]
-                            if rest not in by_size and (not index or sizes[index - 1] < rest):
+                            del starts_by_size[size]
+                            if rest not in starts_by_size and (not index or sizes[index - 1] < rest):
                                 starts_of_size.append(start)
-                                sizes[index], by_size[rest] = rest, starts_of_size
+                                sizes[index], starts_by_size[rest] = rest, starts_of_size
                                 if allocated > peak_allocated:  # noqa: PLR1730
                                     peak_allocated = allocated
                                 continue
                             del sizes[index]
-                        if rest not in by_size:
-                            by_size[rest] = [start]
+                        if rest not in starts_by_size:
+                            starts_by_size[rest] = [start]
                             insort(sizes, rest)
-                        elif by_size[rest][-1] < start:
-                            by_size[rest].append(start)
+                        elif starts_by_size[rest][-1] < start:
+                            starts_by_size[rest].append(start)
                         else:
-                            insort(by_size[rest], start)
+                            insort(starts_by_size[rest], start)
                 if allocated > peak_allocated:  # noqa: PLR1730
                     peak_allocated = allocated
             elif not units:
-                start, size, number = block_of[storage_number + base]
-                starts, ends, sizes, by_size, _ = pools[number]
+                start, size, number = blocks_by_number[storage_number + base]
+                starts, ends, sizes, starts_by_size, _ = pools[number]
                 allocated -= size
                 end = start + size
                 if end in starts:  # the block after it is free too
                     merged_size = starts.pop(end)
-                    starts_of_size = by_size[merged_size]
+                    starts_of_size = starts_by_size[merged_size]
                     if len(starts_of_size) == 1:
-                        del by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
+                        del starts_by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
                     elif starts_of_size[-1] == end:
                         starts_of_size.pop()
                     else:
@@ -295,14 +295,14 @@ class CachingAllocator:
                 if start in ends:
                     merged_start = ends.pop(start)
                     merged_size = start - merged_start
-                    starts_of_size = by_size[merged_size]
+                    starts_of_size = starts_by_size[merged_size]
                     start = merged_start
                     size += merged_size
                     if len(starts_of_size) == 1:
                         index = bisect_left(sizes, merged_size)
-                        del by_size[merged_size]
+                        del starts_by_size[merged_size]
                         if size < sizes[index + 1]:
-                            sizes[index], by_size[size] = size, starts_of_size
+                            sizes[index], starts_by_size[size] = size, starts_of_size
                             starts_of_size[0] = start
                             starts[start], ends[end] = size, start
                             continue
@@ -312,13 +312,13 @@ class CachingAllocator:
                     else:
                         del starts_of_size[bisect_left(starts_of_size, start)]
                 starts[start], ends[end] = size, start
-                if size not in by_size:
-                    by_size[size] = [start]
+                if size not in starts_by_size:
+                    starts_by_size[size] = [start]
                     insort(sizes, size)
-                elif by_size[size][-1] < start:
-                    by_size[size].append(start)
+                elif starts_by_size[size][-1] < start:
+                    starts_by_size[size].append(start)
                 else:
-                    insort(by_size[size], start)
+                    insort(starts_by_size[size], start)
             else:
                 self._stream = -1 - units
                 small_pool = self._small_pool(self._stream)

@@ -68,7 +68,7 @@ def last_readers(
     """
     last_reader: dict[int, int] = {}
     last_layer: dict[int, Scope] = {}
-    layer_of: dict[int, Scope] = {}
+    layers_by_value: dict[int, Scope] = {}
     shared_values: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
@@ -84,12 +84,12 @@ def last_readers(
                     last_reader[key], last_layer[key] = id(item), layer
                     if (
                         layer is not root
-                        and layer_of.get(key, layer) is not layer
+                        and layers_by_value.get(key, layer) is not layer
                         and not is_view_of(value, layer.takes)
                     ):
                         shared_values.add(key)
                 for value in item.outs:
-                    layer_of[id(value)] = layer
+                    layers_by_value[id(value)] = layer
             elif not is_skipped(item):
                 visit(item.items, item if item.takes is not None else layer)
                 if item.over is not None:  # each of its runs reads what comes from outside

@@ -156,8 +156,8 @@ class SummedPeak(Peak):
         return self._by_kind
 
     @by_kind.setter
-    def by_kind(self, by_kind: dict[str, int]) -> None:
-        self._by_kind = by_kind
+    def by_kind(self, bytes_by_kind: dict[str, int]) -> None:
+        self._by_kind = bytes_by_kind
 
 
 def in_later_layer(allocation_place: Place, layers: int) -> Place:
@@ -498,10 +498,10 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
                 )
         for (pass_kind, state), pass_trace in later_traces.items():
             all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
-            after_first = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
-            if after_first is not None:
+            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+            if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), after_first)
+                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), second_trace)
     return all_traces
 
 

@@ -165,9 +165,9 @@ def _read_by_name(argument: str) -> Hardware:
 def _preset_with_spelling(argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
-    by_name = (name for name in hardware_names() if normalized(name) in keys)
-    by_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
-    name = next(by_name, None) or next(by_spelling, None)
+    names_that_match = (name for name in hardware_names() if normalized(name) in keys)
+    names_with_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
+    name = next(names_that_match, None) or next(names_with_spelling, None)
     return None if name is None else load_hardware(name)
 
 
@@ -210,10 +210,10 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
-    units, all_units = configuration.compute_units, hardware.compute_units
-    if units is not None and all_units is not None:
+    units, full_compute_units = configuration.compute_units, hardware.compute_units
+    if units is not None and full_compute_units is not None:
         peaks = hardware.peak_flops.items()
-        names["peak_flops"] = {dtype: rate * units.count // all_units.count for dtype, rate in peaks}
+        names["peak_flops"] = {dtype: rate * units.count // full_compute_units.count for dtype, rate in peaks}
     return hardware.model_copy(update=names | dict(configuration))
 
 

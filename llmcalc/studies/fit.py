@@ -115,12 +115,12 @@ def largest_run(
     batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
     if not longest_length:
         return batch, 0
-    all_blocks = -(-longest_length // block)
+    block_count = -(-longest_length // block)
     blocks = largest(
         lambda number: needed_bytes("seq", min(number * block, longest_length)),
         capacity,
-        workload.seq // block if most_seq is None else all_blocks,
-        all_blocks,
+        workload.seq // block if most_seq is None else block_count,
+        block_count,
     )
     seq = min(blocks * block, longest_length)
     if seq < longest_length:
@@ -134,12 +134,12 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
     required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.
     """
-    excess_of: dict[int, int] = {}
+    excess_by_value: dict[int, int] = {}
 
     def excess(candidate: int) -> int:
-        if candidate not in excess_of:
-            excess_of[candidate] = required_bytes(candidate) - capacity
-        return excess_of[candidate]
+        if candidate not in excess_by_value:
+            excess_by_value[candidate] = required_bytes(candidate) - capacity
+        return excess_by_value[candidate]
 
     if excess(1) > 0:
         return 0
@@ -148,10 +148,10 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
         low = min(high, maximum)
         if low == maximum:
             return maximum
-        high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
+        high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
-        candidate = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
+        candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, turn)))
         turn += 1
         low, high = (candidate, high) if excess(candidate) <= 0 else (low, candidate)
     return low

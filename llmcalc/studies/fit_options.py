@@ -149,9 +149,9 @@ def _hardware_option(
         if tried_options and least > min(option.fit.needed for _, option in tried_options):
             break
         too_large.remove(entry)
-        least_bytes = divided_run.least_bytes(default_runtime)
-        if least_bytes > least:
-            too_large.append((least_bytes, index, divided_run))  # others may need less
+        lower_bound_bytes = divided_run.least_bytes(default_runtime)
+        if lower_bound_bytes > least:
+            too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
         else:
             try_(index, divided_run)
     if not tried_options:

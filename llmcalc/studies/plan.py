@@ -549,20 +549,20 @@ def _with_too_large(
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
-    all_refused = list(refused_candidates)
+    refusals = list(refused_candidates)
     for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
-            all_refused.append(candidate)
+            refusals.append(candidate)
     index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
         number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
-    return sorted(all_refused, key=order)
+    return sorted(refusals, key=order)
 
 
 def _smallest_replay(

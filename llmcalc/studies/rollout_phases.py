@@ -194,8 +194,10 @@ class _Phases:
         yield from self._trained_states(("weights",))
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
-            on_host = (self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host")
-            yield from sorted(on_host, key=lambda term: -term.bytes)[:1]  # one after the other
+            frozen_terms = (
+                self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
+            )
+            yield from sorted(frozen_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens

@@ -246,22 +246,22 @@ def _training_rules(
         tokens * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens),
         EVERY,
     )
-    without_recompute = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), context_tokens)
+    flops_without_recompute = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), context_tokens)
     yield (
         "megatron",
         "Megatron",
         "72Bsℓh²(1+s/6h+V/12ℓh)",
         MEGATRON,
-        tokens * without_recompute,
+        tokens * flops_without_recompute,
         f"{MHA}; nothing recomputed",
     )
-    with_recompute = exact_div(megatron(model_sizes, 1, context_tokens, recompute=True), context_tokens)
+    recompute_flops = exact_div(megatron(model_sizes, 1, context_tokens, recompute=True), context_tokens)
     yield (
         RECOMPUTES,
         "Megatron, recompute",
         "96Bsℓh²(1+s/6h+V/16ℓh)",
         MEGATRON_AGAIN,
-        tokens * with_recompute,
+        tokens * recompute_flops,
         f"{MHA}; every layer recomputed",
     )
 

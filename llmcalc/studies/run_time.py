@@ -236,10 +236,12 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node_of_bounds(path: str, component: str, by_bound: dict[Bound, float]) -> Node:
-    seconds = sum(by_bound.values())
-    bound = max(BOUNDS, key=by_bound.__getitem__)
-    return Node(path, component, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
+def _node_of_bounds(path: str, component: str, seconds_by_bound: dict[Bound, float]) -> Node:
+    seconds = sum(seconds_by_bound.values())
+    bound = max(BOUNDS, key=seconds_by_bound.__getitem__)
+    return Node(
+        path, component, seconds, bound, seconds_by_bound[bound] / seconds if seconds else 0.0, seconds_by_bound
+    )
 
 
 @dataclass(frozen=True)
@@ -452,8 +454,10 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
     cached_format = cache_format(memory.states.kv_dtype)
-    bits, in_16 = (tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16")))
-    return float(16 * bits / in_16) if in_16 else 16.0
+    bits, bits_in_16 = (
+        tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
+    )
+    return float(16 * bits / bits_in_16) if bits_in_16 else 16.0
 
 
 def time_training(
@@ -518,7 +522,7 @@ def _timed_inference(
         for line in timed_pass.lines
     )
     part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
-    by_kernels = sum(run_count * line.seconds for run_count, line in lines)
+    kernel_seconds = sum(run_count * line.seconds for run_count, line in lines)
     sequences, seq, cached_tokens = pass_tokens
     return TimedRun(
         memory.spec,
@@ -536,7 +540,7 @@ def _timed_inference(
         part_seconds,
         lines,
         tuple(timed_pass.work for timed_pass in inference_pass.priced),
-        hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
+        hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 

@@ -239,10 +239,10 @@ class Formulas:
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
         open_form = self._evaluate_at_numbers(expression, value, node)
-        in_hidden = self._in_units_of_hidden(expression)
-        if in_hidden is not None:
-            self._evaluate_at_numbers(in_hidden, value, node)
-        return Formula(quantity, expression, value, open_form, in_hidden)
+        formula_in_hidden = self._in_units_of_hidden(expression)
+        if formula_in_hidden is not None:
+            self._evaluate_at_numbers(formula_in_hidden, value, node)
+        return Formula(quantity, expression, value, open_form, formula_in_hidden)
 
     def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
         """Returns the sum of the terms for one repeat of the node."""
@@ -270,12 +270,12 @@ class Formulas:
         return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
     def _cost_terms(
-        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, one_eighth: Any
+        self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
     ) -> list[Term]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
-        per_token: 1 / seq.
+        tokens_inverse: 1 / seq.
         element_bits: bits of a cached element.
         one_eighth: 1/8, in numbers or in symbols.
         """
@@ -284,7 +284,7 @@ class Formulas:
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, per_token), run_config)]
+            return [Term(_scaled_cost(forward_of, tokens_inverse), run_config)]
         empty_run, one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
@@ -323,13 +323,13 @@ class Formulas:
                 layer_terms.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
             else:
                 other_terms.append(term)
-        by_repeat: dict[Any, list[Any]] = {}
+        terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeats in layer_terms.items():
             depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
-            by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
+            terms_by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
                 layer_term
             )
-        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
+        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()]
         return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
     def _in_units_of_hidden(self, expression: Any) -> Any:

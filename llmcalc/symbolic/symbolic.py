@@ -371,14 +371,14 @@ def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str
     """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
-        with_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in with_letter)):
+        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            with_field = [occurrence for occurrence in with_letter if occurrence.field == field]
-            subscripts = _subscripts(with_field)
+            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+            subscripts = _subscripts(occurrences_of_field)
             names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
-                for occurrence in with_field
+                for occurrence in occurrences_of_field
             }
     return names
 

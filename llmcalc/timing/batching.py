@@ -240,8 +240,8 @@ class Replica:
         if not other_requests:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        seconds_beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
-        saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
+        token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        saved_seconds = token - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
@@ -251,15 +251,15 @@ class Replica:
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
         added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
-        prompt = self.prompt_seconds + steps * seconds_beside
+        prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
         prompt_wait = max(
             other_requests * added_seconds * prompt / (prompt + further_steps * token),
             (prompts_per_step - 1) * added_seconds,
         )
         tpot = (token + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
-        in_one_step = min(self.most_prompts, concurrency)
-        in_burst = max(prompt_wait, (other_requests + in_one_step - 1) / 2 * extra_seconds(in_one_step))
-        return ServedLoad(concurrency, self.requests.output, prompt + prompt_wait, tpot, prompt + in_burst)
+        prompts_in_step = min(self.most_prompts, concurrency)
+        burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
+        return ServedLoad(concurrency, self.requests.output, prompt + prompt_wait, tpot, prompt + burst_wait)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:

@@ -150,10 +150,10 @@ def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
-            range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
             logarithms[i] = _golden_section_minimum(
                 lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
-                *range_near,
+                *nearby_range,
             )
     return Factors(*map(math.exp, logarithms))
 

@@ -103,11 +103,11 @@ class Device:
         sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
         whole_sizes = [length for length in sizes if isinstance(length, int)]
-        odd_share, even_share = self.generation.unaligned
+        share_if_odd, share_if_even = self.generation.unaligned
         return (
-            odd_share
+            share_if_odd
             if any(length % 2 for length in whole_sizes)
-            else even_share
+            else share_if_even
             if any(length % 8 for length in whole_sizes)
             else 1.0
         )
@@ -158,26 +158,29 @@ class Device:
         trees there.
         """
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
-        near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
+        link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domains = maximum(1, ranks / ranks_in_domain)
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if collective == "all_to_all":
-            near_time, far_time = (
-                (ranks_in_domain - 1) / ranks * bytes / near_rate,
-                (1 - ranks_in_domain / ranks) * bytes / far_rate,
+            link_time, network_time = (
+                (ranks_in_domain - 1) / ranks * bytes / link_rate,
+                (1 - ranks_in_domain / ranks) * bytes / network_rate,
             )
         elif collective == "send":
-            near_time, far_time = bytes / near_rate * (ranks_in_domain > 1), bytes / far_rate * (ranks_in_domain <= 1)
+            link_time, network_time = (
+                bytes / link_rate * (ranks_in_domain > 1),
+                bytes / network_rate * (ranks_in_domain <= 1),
+            )
         elif collective == "all_reduce":
-            near_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / near_rate
-            far_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * far_rate)
+            link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
-            near_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / near_rate
-            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (ranks_in_domain * far_rate))
+            link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            ring = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near_time))
-        seconds = choose(domains > 1, messages * trees + maximum(near_time, far_time), near_seconds + near_time)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + link_time))
+        seconds = choose(domains > 1, messages * trees + maximum(link_time, network_time), near_seconds + link_time)
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
@@ -186,8 +189,8 @@ class Device:
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / efficiency + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
-            for efficiency, near_step, far_step in self.generation.ring_protocols
+            seconds / efficiency + messages * ((ranks - domains) * link_step + (domains - 1) * network_step)
+            for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
         return _least(ring_times)
 
@@ -246,18 +249,18 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 def generation_of(hardware: Hardware) -> Generation:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
-    all_generations = generations().values()
+    known_generations = generations().values()
     capability = hardware.compute_capability or ""
-    for generation in all_generations:
+    for generation in known_generations:
         if hardware.name in generation.accelerators:
             return generation
-    for generation in all_generations:
+    for generation in known_generations:
         if any(
             capability == known_capability or capability.startswith(f"{known_capability}.")
             for known_capability in generation.capabilities
         ):
             return generation
-    for generation in all_generations:
+    for generation in known_generations:
         if hardware.vendor in generation.vendors:
             return generation
     return generations()["default"]

@@ -187,8 +187,8 @@ class PassTime:
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
-        by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
-        efficiency = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
@@ -218,8 +218,8 @@ class PassTime:
             kernel
         )
         launched_directions: set[bool] = set()
-        in_graph = not (self.trains or self.stack.host_kernel)
-        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if in_graph else kernel.launches
+        is_in_graph = not (self.trains or self.stack.host_kernel)
+        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
@@ -257,13 +257,13 @@ class PassTime:
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
-        of_input, of_gradient = self._separate_casts(kernel)
-        if cast_bytes and of_input:
+        casts_input, casts_gradient = self._separate_casts(kernel)
+        if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
-            if cast_bytes and of_gradient:
+            if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
@@ -301,8 +301,8 @@ class PassTime:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        in_16_bits = kernel.in_16_bits and self.formats.dtype != QUANTIZED
-        bits = max(16.0, self.formats.weight_bits) if in_16_bits else self.formats.weight_bits
+        is_16_bit = kernel.in_16_bits and self.formats.dtype != QUANTIZED
+        bits = max(16.0, self.formats.weight_bits) if is_16_bit else self.formats.weight_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
@@ -368,9 +368,9 @@ class PassTime:
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
-            bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
+            bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

@@ -486,8 +486,8 @@ class WorkRecorder(Placements):
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
-        moves_all = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
-        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_all else 1)
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
+        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -664,7 +664,7 @@ class WorkRecorder(Placements):
                     writes[storage] = value
         read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, writes.values()))
-        read_again = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
+        reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
         first_step = group[0]
@@ -672,7 +672,7 @@ class WorkRecorder(Placements):
         verb = "layernorm" if is_one_kernel else first_step.verb
         if verb == "act" and first_step.options.get("kind") == "gelu_new":
             verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
-        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1))
+        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + reread_elements), launches=(1, 1))
         self.where, self.repeats = path, repeats
 
 

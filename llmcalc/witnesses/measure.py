@@ -93,8 +93,8 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
     out: dict[str, int] = {}
-    for name, by_op in counter.get_flop_counts().items():
-        total = sum(by_op.values())
+    for name, flops_by_operation in counter.get_flop_counts().items():
+        total = sum(flops_by_operation.values())
         if name == "Global":
             out[""] = total
         elif name.startswith(root + "."):

@@ -396,10 +396,10 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 
 def _input_tensors(run: TrainingRun) -> list[Any]:
     """Returns the input tensors of a batch, one per storage."""
-    by_storage = {
+    tensors_by_storage = {
         id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
     }
-    return list(by_storage.values())
+    return list(tensors_by_storage.values())
 
 
 def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
@@ -458,16 +458,16 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
         else StorageTracker(device=device)
     )
     peaks: dict[str, int] = {}
-    after_forward: dict[str, Any] = {}
+    results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in loop.outside}
-            after_forward["saved"] = (
+            results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )
-            after_forward["live"] = mode.now
+            results_after_forward["live"] = mode.now
 
     with ShapeCache(), mode:
         loop = TrainingLoop(spec, training, device)
@@ -479,7 +479,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
             peaks.clear()
             mode.peak = mode.now
             loop.step(record_phase)
-            steps.append(StepBytes(**peaks, after=mode.now, **after_forward))
+            steps.append(StepBytes(**peaks, after=mode.now, **results_after_forward))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 

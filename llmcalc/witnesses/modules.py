@@ -33,10 +33,10 @@ class NodeModules:
     less: tuple[str, ...] = ()
     share: int = 1
 
-    def measured(self, by_path: Mapping[str, int]) -> int:
+    def measured(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the measurement of the modules; −1 if it cannot be divided equally."""
-        module_total = sum(by_path.get(module, 0) for module in self.modules) - sum(
-            by_path.get(module, 0) for module in self.less
+        module_total = sum(counts_by_path.get(module, 0) for module in self.modules) - sum(
+            counts_by_path.get(module, 0) for module in self.less
         )
         return -1 if module_total % self.share else module_total // self.share
 

@@ -250,13 +250,13 @@ def _checks(
     pass_through(module, repeats)
 
     ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
-    with_mtp = spec.mtp is not None or spec.proposal is not None
+    has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
         if spec.pooler is not None:
             return list(module(ids, source_input, with_pooled=True))
-        out = module(ids, source_input, with_mtp=with_mtp)
-        logits, logits_ahead = out if with_mtp else (out, [])
+        out = module(ids, source_input, with_mtp=has_mtp)
+        logits, logits_ahead = out if has_mtp else (out, [])
         return [logits, *logits_ahead]
 
     forward, train = count_flops(module, whole, train=True)

@@ -73,9 +73,9 @@ def verify_config(
         raise InputError(
             f"--seq: {seq} tokens do not fit {longest_tokens} learned positions; expected at most {longest_tokens}"
         )
-    wanted_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
+    sequence_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
     lengths = tuple(
-        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in wanted_lengths)
+        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in sequence_lengths)
     )
     model = build(config)
     modules = find_modules(spec, config, model)
@@ -86,7 +86,7 @@ def verify_config(
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
 
 
-def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
+def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
     It never runs code from a hub.
@@ -117,7 +117,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
-    if not to_run or not model_class.__name__.endswith(quirks.reads_values):
+    if not is_to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:

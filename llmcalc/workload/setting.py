@@ -193,12 +193,12 @@ def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, An
 
 def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
-    of_training = (
+    typed_training_options = (
         entry.option
         for name, entry in declared(type(settings)).items()
         if entry.setting.phases == TRAINING and getattr(settings, name) is not None
     )
-    return next(of_training, "")
+    return next(typed_training_options, "")
 
 
 def check_phase(settings: Any, phase: str) -> None:

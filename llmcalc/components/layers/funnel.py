@@ -241,9 +241,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             stride = 2 if is_halved else 1
             index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
-            by_distance = self.distances(position_q, r).gather(-1, index)
-            by_segment = self.segment_scores(segment_q, self.segments.weight)
-            out = self.core(content_q, k, v, by_distance + by_segment[..., 1:])  # all tokens are in one segment
+            distance_scores = self.distances(position_q, r).gather(-1, index)
+            segment_scores = self.segment_scores(segment_q, self.segments.weight)
+            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 

@@ -151,9 +151,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:
                 return x
-            no_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            forward_without_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
             for name in ("cross_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), no_image)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_without_image)
                 gate: Any = self.get_submodule(f"{name}_gate")
                 x = x + y * torch.tanh(gate.weight)
             return x

@@ -256,18 +256,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             always_visible = is_global_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
             scores = scores.masked_fill(~torch.cat([always_visible, is_global_token]), float("-inf"))
-            of_global_tokens = self._weights(scores) @ v
+            global_output = self._weights(scores) @ v
             blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
-            to_global_tokens = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
-            to_block = blocks[0] @ blocks[1].transpose(-1, -2)
+            global_scores = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
+            block_scores = blocks[0] @ blocks[1].transpose(-1, -2)
             block_mask = is_global_token.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
-            scores = torch.cat([to_global_tokens, to_block], -1) * scale
+            scores = torch.cat([global_scores, block_scores], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
-            of_text = (
+            text_output = (
                 weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
             )
-            return torch.cat([of_global_tokens, of_text.flatten(2, 3)], 2)
+            return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 
         def _weights(self, scores: Tensor) -> Tensor:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
@@ -294,8 +294,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             y = self.core(q, k, v, nn.functional.pad(is_global_token, padding)).transpose(1, 2).flatten(2)
             y = self.get_submodule("o_proj")(y)
-            own_text = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
-            return torch.cat([y[:, : self.count], own_text], 1)
+            text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([y[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""

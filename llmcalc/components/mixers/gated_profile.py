@@ -169,8 +169,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            by_head: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return by_head
+            rows_of_heads: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return rows_of_heads
 
         def forward(
             self,

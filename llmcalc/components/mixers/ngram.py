@@ -230,11 +230,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
-            own_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
+            self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
                 mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
-                bias = stream_scores.gather(-1, torch.cat([index, own_index], -1))
+                bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
             out: Tensor = self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))

@@ -203,14 +203,14 @@ def profile_attention_class() -> type[nn.Module]:
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
-            by_distance = self.profile_core(profile_weights, self.profiles.weight)
+            weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
             queries, key_positions = (
                 forward_pass.span(forward_pass.past, end, device),
                 forward_pass.span(end - keys, end, device),
             )
             distance = queries[:, None] - key_positions
-            index = distance.clamp(0, spec.relative_extent - 1).expand(*by_distance.shape[:-1], -1)
-            bias: Tensor = by_distance.gather(-1, index)
+            index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            bias: Tensor = weights_by_distance.gather(-1, index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

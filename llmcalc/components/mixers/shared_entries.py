@@ -325,11 +325,11 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
     blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
-    of_two_tokens = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
+    rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared = {"compress_rate": 1, "entries_shared": True}
     changes: dict[str, dict[str, Any]] = {
         "local": {},
-        "computing": of_two_tokens,
+        "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
         "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
         "reusing": {**shared, "index_topk": 2},
@@ -410,15 +410,19 @@ def _reference_class() -> type[nn.Module]:
                 offsets = torch.arange(size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // size * size
-                in_own_block = keys.shape[1] - own_block
-                positions = torch.cat([positions[:, :in_own_block], positions[:, size:]], 1)  # its own block is first
+                index_in_own_block = keys.shape[1] - own_block
+                positions = torch.cat(
+                    [positions[:, :index_in_own_block], positions[:, size:]], 1
+                )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
-            in_blocks = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
-            in_blocks = in_blocks.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[..., : keys.shape[1]]
-            return keys, visible & in_blocks, None
+            is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
+                ..., : keys.shape[1]
+            ]
+            return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""

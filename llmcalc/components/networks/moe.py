@@ -339,10 +339,10 @@ class MoE(Network):
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
-        four_of = {"num_experts": 4, "num_experts_per_tok": 2}
+        four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**fields: Any) -> Any:
-            return cls(**{**four_of, "expert": swiglu, **fields})
+            return cls(**{**four_experts, "expert": swiglu, **fields})
 
         return [
             small_mixture(num_experts=6),

@@ -102,13 +102,13 @@ def _read_fp8(fields: Fields) -> Scheme:
     if listed_layers is not None:
         fields.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
-    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
-    scale_bytes = 1 if in_bytes else 4
+    has_byte_scales = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
+    scale_bytes = 1 if has_byte_scales else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
-        if scale == "ue8m0" and block and not in_bytes
+        if scale == "ue8m0" and block and not has_byte_scales
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"

@@ -105,10 +105,10 @@ class GGUFMix(Scheme):
         return _ModelRules(self, spec, weight_sites)
 
     def notes(self) -> list[str]:
-        with_matrix = ", with an importance matrix" if self.imatrix else ""
+        matrix_text = ", with an importance matrix" if self.imatrix else ""
         texts = [
             f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
-            f"{with_matrix}"
+            f"{matrix_text}"
         ]
         texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
@@ -322,14 +322,14 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
     """
-    with_keys = [
+    mixers_with_keys = [
         site
         for site in weight_sites
         if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
     ]
-    if not with_keys:
+    if not mixers_with_keys:
         return 1
-    site = min(with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
+    site = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
     core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if core is None or (
         site.layer and not any(_is_in_gated_delta_net(candidate) for candidate in weight_sites if candidate.layer == 0)

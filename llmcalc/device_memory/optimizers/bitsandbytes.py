@@ -88,8 +88,11 @@ def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> No
     """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    aten, with_maps = optimizer_step.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
-    has_maps = any(len(parameter.states) == with_maps for parameter in optimizer_step.parameters)
+    aten, states_with_maps = (
+        optimizer_step.t,
+        3 * moments,
+    )  # states of a tensor that owns the code maps: states, scales, maps
+    has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if parameter.states:
             continue

@@ -218,7 +218,7 @@ class Coordinator:
         self.live_elements += sum(parameter.count for parameter in parameters)
         width = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
-            from_host = self._copy_shards_from_host(parameters)
+            copied_shards = self._copy_shards_from_host(parameters)
         if self.ranks == 1:
             for parameter in parameters:
                 parameter.gathering = AllGatherHandle([parameter], None)
@@ -242,7 +242,7 @@ class Coordinator:
                 if uses_all_reduce:
                     parameter.storage.inner = flat_buffer
             del flat_buffer
-        del from_host
+        del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""

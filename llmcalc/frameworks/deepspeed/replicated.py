@@ -85,8 +85,8 @@ class ReplicatedRun(ZeroRun):
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
         for weight in self.parameters:
             if weight.grad is not None:
-                in_float = Storage(self.meter, elements(weight) * FLOAT32.bytes)
-                del in_float
+                float32_gradient = Storage(self.meter, elements(weight) * FLOAT32.bytes)
+                del float32_gradient
 
     def update(self) -> None:
         """Runs the optimizer step; for 16-bit weights with float32 copies of the gradients."""

@@ -65,8 +65,8 @@ class Stage3Run(ZeroRun):
     def prepare_training(self) -> None:
         """Creates the rank's shards, their float32 copies and gradients, and the bucket's buffer."""
         coordinator, memory_meter, width = self.coordinator, self.meter, self.dtype.bytes
-        by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
+        parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
+        coordinator.parameters = [parameters_by_path[path] for path in in_module_order(list(parameters_by_path))]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
@@ -105,20 +105,20 @@ class Stage3Run(ZeroRun):
         settings, memory_terms = self.settings, list[Term]()
         groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
         if self.offloads:
-            host_bytes_of = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(size * FLOAT32.bytes + host_bytes_of(size * FLOAT32.bytes) for size in groups)
+            round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
+            weights = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in groups)
             memory_terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
                 Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
-                Term("buffers", host_bytes_of(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("buffers", round_host_bytes(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
-            host_bytes_of = pinned_bytes if settings.offload_param_pin_memory else int
+            round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
                 parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
             ]
             shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
-            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(host_bytes_of, shards))
+            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(round_host_bytes, shards))
             memory_terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(memory_terms)
 

@@ -130,10 +130,10 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
+    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
     total: int = sum(
-        -(-parameters // (ranks if stage >= divided_from else 1)) * width
-        for width, divided_from, is_on_host in per_parameter
+        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * width
+        for width, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )
     return total

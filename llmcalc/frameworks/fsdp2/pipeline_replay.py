@@ -270,8 +270,10 @@ def played_stage(
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
     prefix_cache = recorded_rank.prefix_cache(expandable)
-    per_schedule = training_config.microbatches // schedule_settings.schedules
-    count = schedule_settings.schedules * micro_batches_on_allocator(layout, training_run.chunks, per_schedule)
+    microbatches_per_schedule = training_config.microbatches // schedule_settings.schedules
+    count = schedule_settings.schedules * micro_batches_on_allocator(
+        layout, training_run.chunks, microbatches_per_schedule
+    )
     try:
         _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if count == training_config.microbatches:

@@ -71,11 +71,11 @@ def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int])
             if halves_interval
             else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
         )
-        bytes_left = free_bytes_of(guessed_value)
-        if bytes_left < 0:
-            failing_value, missing_bytes = guessed_value, -bytes_left
+        free_bytes_now = free_bytes_of(guessed_value)
+        if free_bytes_now < 0:
+            failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
-            fitting_value, free_bytes = guessed_value, bytes_left
+            fitting_value, free_bytes = guessed_value, free_bytes_now
         halves_interval = not halves_interval and failing_value - fitting_value > width // 2
     return fitting_value
 
@@ -85,10 +85,10 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    on_gpus = _largest_fitting(
+    layers_on_gpus = _largest_fitting(
         0, layer_count, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=layer_count - layers))
     )
-    return None if on_gpus is None else layer_count - on_gpus
+    return None if layers_on_gpus is None else layer_count - layers_on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:

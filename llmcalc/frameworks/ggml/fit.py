@@ -133,12 +133,14 @@ class _Fit:
 
     def placement_of(self, shares: list[_GpuLayers]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
-        layer_count, on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
-        layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in shares) if on_gpus else self.server.split
-        layers = Layers(layer_count, self.server.devices, on_gpus, layers_by_gpu, True)
+        layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
+        layers_by_gpu = (
+            tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.split
+        )
+        layers = Layers(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
-        layer = layer_count + 1 - on_gpus
+        layer = layer_count + 1 - layers_on_gpus
         for i, gpu_layers in enumerate(shares):
             layer += gpu_layers.layers - gpu_layers.hosted
             for layer_index in range(layer, layer + gpu_layers.hosted):

@@ -85,7 +85,7 @@ class Pattern:
             states = next_states
         return False
 
-    def _add_reachable_states(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
+    def _add_reachable_states(self, state: int, states: set[int], is_at_start: bool, is_at_end: bool) -> None:
         """Adds a state of the automaton, and all states reachable without reading a character."""
         pending_states = [state]
         while pending_states:
@@ -97,7 +97,7 @@ class Pattern:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
             states.add(current_state)
             for step, next_state in self._edges[current_state]:
-                if step is None or (isinstance(step, _Anchor) and (at_end if step.is_end else at_start)):
+                if step is None or (isinstance(step, _Anchor) and (is_at_end if step.is_end else is_at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:

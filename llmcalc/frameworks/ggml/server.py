@@ -37,7 +37,7 @@ class Buffers(NamedTuple):
 
     def total(self, device: str) -> int:
         """Returns the bytes of all buffers of a device."""
-        return sum(by_device.get(device, 0) for by_device in self)
+        return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
@@ -196,13 +196,13 @@ class GgmlServer(GgmlSettings):
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
         rules = self.rules.graph
-        of_layer: dict[int, list[GgufTensor]] = {}
+        tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
-                of_layer.setdefault(tensor.layer, []).append(tensor)
+                tensors_by_layer.setdefault(tensor.layer, []).append(tensor)
         keys: list[Hashable] = []
         for i, layer in layers.items():
-            tensors = of_layer.get(i, ())
+            tensors = tensors_by_layer.get(i, ())
             expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
             weights = []
             for tensor in tensors:

@@ -51,8 +51,8 @@ class GraphRules:
 
     def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
-        by_expert = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
-        return self.moves(tokens) and (by_expert or not self.moves_by_expert)
+        moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
+        return self.moves(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -328,14 +328,14 @@ class _Builder:
         _, rope, nope, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         group, mib = heads, heads * (nope + value_dim) * cells * F32 // MIB
-        most_mib = settings.attention_batch_mib
-        while most_mib and mib > most_mib and group % 2 == 0:
+        max_mib = settings.attention_batch_mib
+        while max_mib and mib > max_mib and group % 2 == 0:
             group, mib = group // 2, mib // 2
-        copies_as = F16 * 256 if settings.has_gpus else settings.key_type_bytes
+        copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
             rotated_keys = self._new((rope, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._new_typed((rope, cells, group), copies_as, rotated_keys)
+        rotated_keys = self._new_typed((rope, cells, group), copy_type_bytes, rotated_keys)
         query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
         self.graph.expand(query)
         result: Tensor | None = None
@@ -343,11 +343,11 @@ class _Builder:
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
             value = self._new_typed(
-                (value_dim, cells, group), copies_as, self._view(keys_and_values, None, offset=True)
+                (value_dim, cells, group), copy_type_bytes, self._view(keys_and_values, None, offset=True)
             )
-            key_nope = self._new_typed((nope, cells, group), copies_as, self._view(keys_and_values, None))
+            key_nope = self._new_typed((nope, cells, group), copy_type_bytes, self._view(keys_and_values, None))
             self.graph.expand(key_nope, value)
-            key = self._new_typed((nope + rope, cells, group), copies_as, rotated_keys, key_nope)
+            key = self._new_typed((nope + rope, cells, group), copy_type_bytes, rotated_keys, key_nope)
             self.graph.expand(key)
             weighted_values = self._new(
                 (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)

@@ -111,8 +111,8 @@ def _engine_flags(
     steps = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
     batch = config.get("generation_batch_size")
     if batch is not None:
-        all_ranks = sequences * launched_run.layout.world
-        steps = max(1, size_of(reader, "generation_batch_size", batch) // all_ranks)
+        sequences_of_ranks = sequences * launched_run.layout.world
+        steps = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),

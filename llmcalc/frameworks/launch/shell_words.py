@@ -134,28 +134,28 @@ class WordReader:
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
         words: list[str] = []
-        parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
         for text, splits in self.read_pieces():
             if not splits:
-                parts_so_far.append(text)
+                parts_of_open_word.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
             joins_next = ITEM in text or not text[:1].isspace()
-            if parts and parts_so_far and joins_next:
-                parts[0] = "".join([*parts_so_far, parts[0]])
-                parts_so_far = []
-            if parts_so_far and parts:
-                words.append("".join(parts_so_far))
-                parts_so_far = []
+            if parts and parts_of_open_word and joins_next:
+                parts[0] = "".join([*parts_of_open_word, parts[0]])
+                parts_of_open_word = []
+            if parts_of_open_word and parts:
+                words.append("".join(parts_of_open_word))
+                parts_of_open_word = []
             if parts:
                 words += parts[:-1]
-                parts_so_far = [parts[-1]]
+                parts_of_open_word = [parts[-1]]
                 if text[-1:].isspace():
                     words.append(parts[-1])
-                    parts_so_far = []
-        if parts_so_far:
-            words.append("".join(parts_so_far))
+                    parts_of_open_word = []
+        if parts_of_open_word:
+            words.append("".join(parts_of_open_word))
         if self.at == start:
             self.at += 1
         return words

@@ -55,13 +55,17 @@ class RecordedChunk:
         """The names of tensors that remain allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
-    def traces(self, chunk_number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
+    def traces(
+        self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
+    ) -> dict[PassCase, PassTrace]:
         """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
 
         before_forward, before_backward: tensors that the chunks before it have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
         """
-        allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
+        allocated_before = (names_before_forward & self.in_forward) | (
+            (names_before_backward & self.names) - self.in_forward
+        )
         if allocated_before not in self._traces:
             self._traces[allocated_before] = self._read_traces(allocated_before)
         pass_traces = self._traces[allocated_before]
@@ -112,8 +116,8 @@ def record_chunks(
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
-    no_names: Names = frozenset()
-    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=no_names))
+    empty_names: Names = frozenset()
+    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
     backward = list(accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward[count]))
     pass_traces: dict[PassCase, PassTrace] = {}
     for chunk_number, chunk in enumerate(chunks):
@@ -160,7 +164,7 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
     blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    in_forward = _allocated_in_forward(passes)
+    forward_storages = _allocated_in_forward(passes)
     return RecordedChunk(
         model_chunk.program,
         layers_before,
@@ -168,7 +172,7 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
         passes,
         {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
         {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
-        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in in_forward),
+        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in forward_storages),
     )
 
 

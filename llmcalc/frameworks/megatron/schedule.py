@@ -591,9 +591,9 @@ class Interleaved:
         self.chunks: int = len(rank_run.chunks)
         stage_index = rank_run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        runs_all = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
+        runs_every_microbatch = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
-            settings.microbatches if runs_all else min(settings.microbatches, max(3 * group_size, self.pp))
+            settings.microbatches if runs_every_microbatch else min(settings.microbatches, max(3 * group_size, self.pp))
         )
         if settings.microbatches % group_size == 0:
             microbatch_count = max(group_size, microbatch_count // group_size * group_size)

@@ -426,14 +426,14 @@ class Server(EngineServer):
         _, window = self.ratios
         if not caches:
             raise rank.without_cache("sglang")
-        has_full = any(cache.window is None for cache in caches)
+        has_full_attention = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
         drafting_layers = layers_of(self.drafts, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window)
-                if has_separate_pools and has_full and cache.window is not None
+                if has_separate_pools and has_full_attention and cache.window is not None
                 else cache.layers + (drafting_layers if cache.window is None else 0)
             )
             for cache in caches

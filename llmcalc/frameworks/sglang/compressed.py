@@ -107,10 +107,10 @@ def compressed_tokens(
     is_paged = rules.compressed_states == "paged"
     share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     rings = (16, 256) if draft_tokens else (8, 128)
-    of_short_states = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
-    of_long_states = 2 * sizes.width * FLOAT32_BYTES * sizes.long
+    short_state_bytes = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
+    long_state_bytes = 2 * sizes.width * FLOAT32_BYTES * sizes.long
     window_token = _page(sizes.key, 1, is_paged) * sizes.layers
-    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * of_short_states
+    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * short_state_bytes
     entries = (_page(sizes.key, SHORT, is_paged) + scaled_bytes(sizes.index_width)) / SHORT * sizes.short
     entries += _page(sizes.key, LONG, is_paged) / LONG * sizes.long
     draft_layer_factor = (sizes.layers + 1) / sizes.layers if draft_tokens else 1  # a layer that drafts
@@ -121,16 +121,16 @@ def compressed_tokens(
         fixed_bytes = (
             draft_layer_factor * window_token * _window_slots(sizes, flags, running_requests, chunk, draft_tokens)
         )
-    of_token = draft_layer_factor * (share * window_token + entries)
+    token_bytes = draft_layer_factor * (share * window_token + entries)
     if rules.compressed_states == "pages":
-        of_token += draft_layer_factor * share * rings[1] / STATE_PAGE * of_long_states
+        token_bytes += draft_layer_factor * share * rings[1] / STATE_PAGE * long_state_bytes
     else:
         if running_requests is None:
-            tokens = int(available / of_token)
+            tokens = int(available / token_bytes)
             running_requests = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
         rows = (running_requests + 1) * rings[1] + rings[1] + 1
-        fixed_bytes += -(-rows // LONG) * LONG * of_long_states
-    return int(max(0, available - fixed_bytes) / of_token) // PAGE * PAGE
+        fixed_bytes += -(-rows // LONG) * LONG * long_state_bytes
+    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE * PAGE
 
 
 def _page(key_bytes: int, rate: int, is_paged: bool) -> float:

@@ -55,7 +55,7 @@ def state_pool(
     slot_bytes = sum(state.layers * state.bytes for state in rank.stored_states())
     padding = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
-    of_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
+    slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
     running_requests = None if requests is None else max(1, requests // replicas)
     copies = draft_tokens if rules.states_of_drafts == "slots" else 0
     if draft_tokens and rules.states_of_drafts == "requests":
@@ -71,12 +71,14 @@ def state_pool(
         states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
         slots = int(
             (budget - padding * slot_bytes * (1 + states_of_drafts))
-            // (slot_bytes * (1 + copies + states_of_drafts / of_request))
+            // (slot_bytes * (1 + copies + states_of_drafts / slots_per_request))
         )
-    at_once = slots // of_request
+    concurrent_requests = slots // slots_per_request
     if draft_tokens and rules.states_of_drafts == "budget":
-        available -= slot_bytes * (min(running_requests or at_once, at_once) + padding) * draft_tokens
-    return StatePool(slots, at_once, available - slot_bytes * (1 + copies) * (slots + padding))
+        available -= (
+            slot_bytes * (min(running_requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
+        )
+    return StatePool(slots, concurrent_requests, available - slot_bytes * (1 + copies) * (slots + padding))
 
 
 def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:

@@ -325,15 +325,15 @@ class RankRun:
 
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
-        in_flight: dict[tuple[int, int], Flight] = {}
+        flights_by_pass: dict[tuple[int, int], Flight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
         for i, (pass_kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    in_flight[key] = chunk.forward_of()
+                    flights_by_pass[key] = chunk.forward_of()
                 else:
-                    chunk.backward_of(in_flight.pop(key))
+                    chunk.backward_of(flights_by_pass.pop(key))
                 continue
             self.before_action(i)
             if pass_kind == "F":

@@ -167,9 +167,9 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
     width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
     reduced_output = hidden_size if ranks > 1 else 0
-    in_attention = 2 * hidden_size + vectors * width // ranks + hidden_size + reduced_output
-    in_network = 3 * hidden_size + (3 if network.gated else 2) * network.intermediate_size // ranks
-    return int((hidden_size if tower.positions is not None else 0) + max(in_attention, in_network))
+    attention_elements = 2 * hidden_size + vectors * width // ranks + hidden_size + reduced_output
+    network_elements = 3 * hidden_size + (3 if network.gated else 2) * network.intermediate_size // ranks
+    return int((hidden_size if tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
 def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:

@@ -95,9 +95,12 @@ class ProfileRun(NamedTuple):
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""
-        layers, after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
-        if self.encoder is not None and self.encoder_bytes > max(layers, after_layers) + self.bytes_of_images:
+        layer_bytes, bytes_after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
+        if (
+            self.encoder is not None
+            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
+        ):
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"
-        if not self.last_stage or layers > after_layers:
+        if not self.last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

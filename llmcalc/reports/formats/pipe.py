@@ -32,8 +32,8 @@ def width_of_terminal() -> int:
         return int(columns)
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
-            if stream is not None and (columns_found := os.get_terminal_size(stream.fileno()).columns):
-                return columns_found
+            if stream is not None and (terminal_columns := os.get_terminal_size(stream.fileno()).columns):
+                return terminal_columns
         except (AttributeError, ValueError, OSError):
             continue
     return 80

@@ -44,11 +44,13 @@ class Products(Elementwise):
         layouts = _like_matrix(a), _like_matrix(b)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[1] else None
+            gradient_of_a = (
+                self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[1] else None
+            )
             gradient_b = (
                 self.graph.new(layouts[1][0], output_gradient.dtype, layouts[1][1]) if needs_input_grad[2] else None
             )
-            return output_gradient if needs_input_grad[0] else None, of_a, gradient_b
+            return output_gradient if needs_input_grad[0] else None, gradient_of_a, gradient_b
 
         return record(
             self.graph,
@@ -223,5 +225,5 @@ class Products(Elementwise):
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
-    by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
-    return x.shape, (1, x.shape[0]) if by_columns else None
+    is_column_major = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    return x.shape, (1, x.shape[0]) if is_column_major else None

@@ -242,9 +242,9 @@ class Views:
 
 def result_type(*xs: Tensor) -> Dtype:
     """Returns the number format of an elementwise result. Scalars count only if they alone are floating."""
-    with_axes = [x for x in xs if x.shape]
-    if with_axes and (any(x.dtype.floating for x in with_axes) or not any(x.dtype.floating for x in xs)):
-        xs = tuple(with_axes)
+    non_scalars = [x for x in xs if x.shape]
+    if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in xs)):
+        xs = tuple(non_scalars)
     dtype = xs[0].dtype
     for x in xs[1:]:
         dtype = promoted_dtype(dtype, x.dtype)

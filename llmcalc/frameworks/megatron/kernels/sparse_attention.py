@@ -262,9 +262,9 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
     """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
-    at_or_after_start = aten.new((tokens, keys), BOOL)
-    before_end = aten.new((tokens, keys), BOOL)
-    return aten.like(at_or_after_start, before_end, dtype=BOOL)
+    is_after_start = aten.new((tokens, keys), BOOL)
+    is_before_end = aten.new((tokens, keys), BOOL)
+    return aten.like(is_after_start, is_before_end, dtype=BOOL)
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
@@ -384,7 +384,7 @@ def indexer_loss(
         key: Tensor,
         selected_keys: Tensor,
     ) -> Sequence[Gradient]:
-        _of_chosen = aten.like(selected_keys)  # a gradient of zeros
+        _selected_gradient = aten.like(selected_keys)  # a gradient of zeros
         return _indexer_gradients(aten, q, weights, k, query, key, selected_keys)
 
     with autograd_graph.no_grad():

@@ -191,8 +191,8 @@ class AttentionVariantKernels(AttentionKernels):
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if options["sinks"]:
-            all_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
-            probs = aten.to(aten.slice(all_probs, scores.shape[-1]), v.dtype)
+            joint_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
+            probs = aten.to(aten.slice(joint_probs, scores.shape[-1]), v.dtype)
             self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
@@ -226,9 +226,11 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
         strength, q, k = (self.get(input_value) for input_value in operation.ins)
-        by_key = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
+        key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
-        mask = aten.masked_fill(aten.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), aten.like(visible_mask))
+        mask = aten.masked_fill(
+            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)
+        )
         if mask.shape[-1] > operation.options["keep"]:
             ranked_keys = aten.like(mask)
             top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["keep"])

@@ -78,9 +78,11 @@ class ExpertKernels(Lowering):
 
     def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
-        of_chosen = self.t.gather(scores, expert_indices)
+        chosen_scores = self.t.gather(scores, expert_indices)
         return (
-            self.t.div(of_chosen, self.t.sum(of_chosen, keepdim=True)) if expert_indices.shape[-1] != 1 else of_chosen
+            self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
+            if expert_indices.shape[-1] != 1
+            else chosen_scores
         )
 
     @compared(BY_TORCH)

@@ -182,13 +182,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             mask_trained,
         )
         backend = sdpa_backend(kernel_choices.capability, call)
-        by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
-        if k.shape[1] != heads and by_groups and backend == "efficient":
+        is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
         if broadcasts:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
-        elif k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+        elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
@@ -379,8 +379,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        by_steps = spec.float32_product and spec.weight
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not by_steps
+        is_unfused = spec.float32_product and spec.weight
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)

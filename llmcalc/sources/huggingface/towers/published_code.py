@@ -296,7 +296,7 @@ def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
     return _keye_towers(config, width, "merged")
 
 
-def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
+def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
     norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
@@ -308,7 +308,7 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
         positions={"rows": side(config) ** 2 + PACKED_POSITIONS},
     )
     maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=norm_of)
+    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merging_projector}
 
 

@@ -145,8 +145,8 @@ def _lists_of_layers() -> str:
     """Returns the module lists of the layers in classes with a decoder and without one, of any number of blocks."""
     blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
     counts = range(MOST_BLOCKS, 0, -1)
-    with_decoder = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
-    return " | ".join([*with_decoder, *(" + ".join(blocks[:count]) for count in counts)])
+    layer_lists = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
+    return " | ".join([*layer_lists, *(" + ".join(blocks[:count]) for count in counts)])
 
 
 FAMILIES = {

@@ -84,8 +84,8 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
     is_bounded = config.get("linear_lower_bound") is not None
-    own_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
-    linear_fields = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
+    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
+    linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
     bound = linear_fields.get("gate_lower_bound")
     if bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
         bound = BOUND

@@ -98,7 +98,7 @@ def _of_both(config: Config, name: str, maximum: int) -> int:
     return bounded.pop()
 
 
-def _network_kinds(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+def _network_kinds(config: Config, names: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _biased(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
@@ -108,7 +108,7 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
         glu(config, width=width),
         glu(config, bias, width * shared_count) if shared_count else None,
         router=CORRECTED,
-        **experts_too,
+        **expert_fields,
     )
     block = {
         "attention": attention(config, **biases(bias, *QKVO)),

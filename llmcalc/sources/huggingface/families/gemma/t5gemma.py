@@ -232,16 +232,16 @@ WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder":
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = present(getattr(config_values.spec, stack_name))
-    side_facts = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    side_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
-    values = {field: side_facts.usual(field) for field in names}
-    mixer, context_length = side_facts.find(Attention), config_values.spec.max_position_embeddings
+    values = {field: side_values.usual(field) for field in names}
+    mixer, context_length = side_values.find(Attention), config_values.spec.max_position_embeddings
     values |= {
-        "hidden_activation": side_facts.usual("hidden_act"),
+        "hidden_activation": side_values.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
+    values |= {} if side_values.window is None else {"sliding_window": side_values.window}
     values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
         "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
@@ -251,7 +251,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
-        "rope_theta": side_facts.position.rope_theta,
+        "rope_theta": side_values.position.rope_theta,
     }
 
 

@@ -109,8 +109,8 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
     """Returns the n-gram embeddings by the number of their layer, counted from 1."""
     listed_layers = config.get("ple_layer_ids")
     numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
-    longest_ngram, per_length = config.size("ngram_size"), config.size("heads_per_ngram")
-    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest_ngram - 1) * per_length
+    longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
+    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest_ngram - 1) * heads_per_ngram
     least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
     kernel = config.size("ple_conv_kernel_size")
     if not numbers:
