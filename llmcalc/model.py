@@ -417,7 +417,7 @@ class ModelSpec(Part):
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
                 proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
+                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
             if self.mtp is not None:
                 assert output is not None
                 self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
@@ -464,7 +464,7 @@ def _reference_class() -> type[nn.Module]:
             width = spec.embedding_size or hidden
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
-            mapped_width = self._mapped_back(spec, output_stack)
+            mapped_width = self._output_embedding_width(spec, output_stack)
             self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
@@ -517,7 +517,7 @@ def _reference_class() -> type[nn.Module]:
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
         @staticmethod
-        def _mapped_back(spec: ModelSpec, output_stack: Stack) -> int | None:
+        def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the width of the embedding if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None

@@ -157,7 +157,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            name: overlaid(block, changes) if isinstance(changes, dict) else changes
+            name: overlaid_table(block, changes) if isinstance(changes, dict) else changes
             for name, changes in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -553,7 +553,7 @@ class Stack(Component):
         ]
 
 
-def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
@@ -563,7 +563,7 @@ def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid(base_value, value)
+            out[key] = overlaid_table(base_value, value)
         else:
             out[key] = value
     return out
@@ -670,7 +670,7 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
-                    share: Any = getattr(module, "before_layers", None)
+                    share: Any = getattr(module, "compute_shared_bias", None)
                     if share is not None:
                         share(x, forward_pass)
             if hasattr(self, "relative_keys"):

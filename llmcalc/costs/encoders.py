@@ -73,7 +73,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
         images, (height, width) = inputs.images or 1, inputs.height_and_width
         name, rule = _encoder_rule(spec, "image", "images")
         tower: Any = spec.towers[name]
-        rule = rule if images == 1 else rule.among_several()
+        rule = rule if images == 1 else rule.rule_among_several()
         encoded_input = rule.encode(height, width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
         runs += _encoder_runs(spec, name, encoded_input, batch * images)

@@ -17,7 +17,7 @@ from ..simulator.choices import Choices
 from ..simulator.meter import Meter, NoMeter, Place
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import DTYPES
-from ..workload.derived_rows import PATCHES, WithMore
+from ..workload.derived_rows import PATCHES, RowsWithExtra
 
 
 class EncoderPeak(NamedTuple):
@@ -67,7 +67,7 @@ def _layer_program(tower: Any) -> Flow:
     if tower.type == "audio":
         frames = tower.stack.stem.frames_read()
     else:
-        frames = Value(WithMore(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
+        frames = Value(RowsWithExtra(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
         program.entry = frames
     with program.apart(causal=False):
         program.result = (

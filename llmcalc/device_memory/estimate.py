@@ -96,12 +96,12 @@ class Memory:
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation: the one in the settings, else the phase's default."""
-        return self._counted_on(self.runtime).attention
+        return self._counted_run_on(self.runtime).attention
 
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        return self._counted_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        return self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:
@@ -139,7 +139,7 @@ class Memory:
             self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
         return self._by_runtime[cuda_runtime]
 
-    def _counted_on(self, cuda_runtime: Runtime) -> CountedMemory:
+    def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
         """Returns the run on an accelerator with this runtime, before it is replayed on the allocator."""
         if cuda_runtime not in self._counted:
             default = default_attention(self.settings, self.spec)
@@ -161,7 +161,7 @@ class Memory:
 
     def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, training_run, encoders = self._counted_on(cuda_runtime)
+        attention, training_run, encoders = self._counted_run_on(cuda_runtime)
         device = training_run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
         if self.settings.phase != "training":
             return device

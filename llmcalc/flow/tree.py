@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
 from ..frozen import frozen
-from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
+from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SKIPPED_PARAMS, Op
 from ..workload.run_config import RunConfig
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
@@ -33,9 +33,9 @@ no_grad: it runs only forward: its output selects something, and no gradient pas
 
 ABSENT: Mapping[Role, frozenset[str]] = {
     "own": frozenset(),
-    "shared": PARAMS | BUFFERS | SPARED,
+    "shared": PARAMS | BUFFERS | SKIPPED_PARAMS,
     "kept": FLOPS | CACHE,
-    "idle": FLOPS | CACHE | SPARED | {"active_params"},
+    "idle": FLOPS | CACHE | SKIPPED_PARAMS | {"active_params"},
     "no_grad": frozenset({"backward_flops"}),
 }
 """The effects of an op that do not count at a node with that role."""
@@ -193,7 +193,7 @@ class Place:
         """Returns the cost of all repeats of the node in one copy of its parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
-    def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of the node in the model."""
         return times(self.cost_per_repeat(cost, include), self.times)
 
@@ -241,11 +241,11 @@ class Use:
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._effect_or_zero("cache_bits", self.run_config, kv_bits)
 
-    def spared_at_most(self) -> Number:
-        return self._effect_or_zero("spared_at_most")
+    def max_skipped_params(self) -> Number:
+        return self._effect_or_zero("max_skipped_params")
 
-    def spared_evenly(self) -> Number:
-        return self._effect_or_zero("spared_evenly")
+    def mean_skipped_params(self) -> Number:
+        return self._effect_or_zero("mean_skipped_params")
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:

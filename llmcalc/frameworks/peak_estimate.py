@@ -52,7 +52,7 @@ class PeakByPath(NamedTuple):
     by_path: Mapping[str, int]
 
     @staticmethod
-    def since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
+    def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peaks: dict[str, int] = {}
         for module_path, peak in memory_meter.peaks.items():
@@ -565,10 +565,13 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             bytes_before = memory_meter.now
             memory_meter.restart()
             flight = chunk.forward_of()
-            saved_bytes, forward = memory_meter.now - bytes_before, PeakByPath.since_restart(memory_meter, bytes_before)
+            saved_bytes, forward = (
+                memory_meter.now - bytes_before,
+                PeakByPath.peaks_since_restart(memory_meter, bytes_before),
+            )
             memory_meter.restart()
             chunk.backward_of(flight)
-            backward = PeakByPath.since_restart(memory_meter, bytes_before)
+            backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch

@@ -173,7 +173,7 @@ class Cluster:
         if frozen_model is not None:
             trained = memory
             for part in frozen_model.parts:
-                memory = with_frozen_model(memory, part, part.bytes_beside(self.memory, trained))
+                memory = with_frozen_model(memory, part, part.additional_bytes(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

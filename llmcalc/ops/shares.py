@@ -60,11 +60,11 @@ class IdentityShare(IdentityExperts):
 
     ranks: Number = 1
 
-    def spared_at_most(self) -> Number:
-        return floor_div(IdentityExperts.spared_at_most(self), self.ranks)
+    def max_skipped_params(self) -> Number:
+        return floor_div(IdentityExperts.max_skipped_params(self), self.ranks)
 
-    def spared_evenly(self) -> Number:
-        return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
+    def mean_skipped_params(self) -> Number:
+        return floor_div(IdentityExperts.mean_skipped_params(self), self.ranks)
 
 
 def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:

@@ -289,7 +289,7 @@ def check_precision(settings: Settings, record: Framework) -> None:
         )
 
 
-def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
+def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
@@ -319,7 +319,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    question = question if draft is None else _with_draft(question, draft)
+    question = question if draft is None else _with_draft_model(question, draft)
     layout, launch = question.layout, question.launch
     answer_fields: dict[str, Any] = {
         "preset": question.preset,

@@ -295,7 +295,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             factors=options.factors,
         )
         is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
-        if is_float32 and settings.stack_for("decode").halves_float32:
+        if is_float32 and settings.supporting_stack("decode").halves_float32:
             question = replace(question, settings=question.settings.with_(dtype="bfloat16"))
         memory, layout = question.on_one_device(), serving_layout(question)
         return time_inference(memory, hardware, layout, settings, cached_tokens, options.server)

@@ -37,7 +37,7 @@ from .memory import (
     workload_data,
 )
 from .notes import as_warnings, plural, too_long
-from .rollout import engine_note, fullest, phases_data, phases_table
+from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
@@ -136,7 +136,7 @@ def report(
     warnings += untested_notes(largest_rank.device)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
-        phase = fullest(rollout)
+        phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     if len(accelerator_fits) == 1:

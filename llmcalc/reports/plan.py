@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
+from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, position_of_layout, ties
 from ..timing.spread import TIE, Range
 from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text
@@ -85,7 +85,7 @@ def report(
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
-    return {"layout": dict(requested_sizes), "place": place_of(order, requested_sizes), "of": len(order)}
+    return {"layout": dict(requested_sizes), "place": position_of_layout(order, requested_sizes), "of": len(order)}
 
 
 def _place_text(layout_position: dict[str, Any]) -> str:

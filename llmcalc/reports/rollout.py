@@ -45,7 +45,7 @@ NOTE = (
 )
 
 
-def fullest(phases: Sequence[RolloutPhase]) -> RolloutPhase:
+def largest_phase(phases: Sequence[RolloutPhase]) -> RolloutPhase:
     """Returns the phase of reinforcement learning that needs most memory."""
     return max(phases, key=lambda phase: phase.bytes)
 

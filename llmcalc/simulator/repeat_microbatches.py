@@ -263,7 +263,7 @@ class PassTrace:
             releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
-    def is_like(self, other_trace: PassTrace) -> bool:
+    def has_equal_events(self, other_trace: PassTrace) -> bool:
         """Whether another trace has the same events, apart from the numbers of the previous pass's storages."""
         without_numbers = (
             {
@@ -482,7 +482,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             if (pass_kind, state.removesuffix(FIRST)) in later_traces
         }
         if pairs.keys() != second_traces.keys() or not all(
-            pass_trace.is_like(later_trace) for pass_trace, later_trace in pairs.values()
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in pairs.values()
         ):
             continue
         numbers: dict[str, dict[int, int]] = {}

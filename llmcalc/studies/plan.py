@@ -130,7 +130,7 @@ class LayoutEstimates:
     _with: dict[str, LayoutEstimates] = field(default_factory=dict)
 
     @cached_property
-    def as_configured(self) -> PeakEstimate:
+    def estimates_as_configured(self) -> PeakEstimate:
         """The memory estimates with the recomputation that the run's settings state."""
         return self.framework.estimate(self.memory)
 
@@ -197,7 +197,7 @@ class LayoutPlan:
         is_chosen = self.memory.settings.recompute is not None or self.times is not None
         if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
-        estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
+        estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
 
 
@@ -267,7 +267,7 @@ def plan_of(
         return sum(message.wire_bytes * message.count for message in messages)
 
     def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, run_index)
+        return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, run_index)
 
     def replay(layout: Layout, run_index: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest(layout, run_index, recompute)[1] if byte_limit is not None else 0
@@ -287,7 +287,9 @@ def plan_of(
         if layout_times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
-        lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
+        lambda layout, number, recompute: estimates.with_recompute(recompute).estimates_as_configured.least_bytes(
+            layout, number
+        ),
     )
     return LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
@@ -362,7 +364,7 @@ class _Candidates:
     least: Callable[[Layout, int, str], int]
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+    def candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
@@ -489,7 +491,7 @@ def plan(
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising_candidates: list[Candidate] = []
-    tried = candidates.all_of(layouts.possible)
+    tried = candidates.candidates_of(layouts.possible)
     too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
     for candidate in tried:
         if isinstance(candidate, InputError):
@@ -631,7 +633,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     return layout_sizes
 
 
-def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
+def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):

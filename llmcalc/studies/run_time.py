@@ -264,7 +264,7 @@ class TimeSettings:
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def stack_for(self, phase: TimePhase) -> Stack:
+    def supporting_stack(self, phase: TimePhase) -> Stack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
@@ -279,7 +279,7 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
         self.device: Device = settings.device(hardware)
-        self.stack: Stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
+        self.stack: Stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
         self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
         self.dtype: str = settings.product_format or _training_format(memory)
@@ -498,7 +498,7 @@ def time_inference(
 
     pass_tokens = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
+    stack = with_attention(settings.supporting_stack(time_phase), memory.settings.attn_implementation)
     timed_run = _timed_inference(
         memory, hardware, device, stack, time_phase, layout, pass_tokens, formats, answer_on(device, stack)
     )

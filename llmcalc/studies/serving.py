@@ -61,7 +61,7 @@ class Limits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def broken_by(self, load: ServedLoad) -> str:
+    def violated_limits(self, load: ServedLoad) -> str:
         """Returns why the latencies of a load exceed the limits; empty if they do not."""
         if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
@@ -254,7 +254,7 @@ class Server:
         low, high = 0, self.most_sequences
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if not limits.broken_by(self.load(middle)) else (low, middle - 1)
+            low, high = (middle, high) if not limits.violated_limits(self.load(middle)) else (low, middle - 1)
         return low
 
     def concurrency_of(self, rate: float) -> int | None:
@@ -485,7 +485,7 @@ class ServeStudy:
         limits, replicas = self.limits, self._replica_count(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, limits.broken_by(server.load(1))
+            return replace(server, replicas=replicas or 1), None, limits.violated_limits(server.load(1))
         if limits.rate is not None:
             return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
         concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
@@ -495,7 +495,7 @@ class ServeStudy:
         if concurrency > sized_server.most:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
-        return sized_server, point, limits.broken_by(point.load)
+        return sized_server, point, limits.violated_limits(point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -508,7 +508,7 @@ class ServeStudy:
         if concurrency is None:
             return sized_server, None, "fewer requests per second than --rate"
         point = sized_server.point(concurrency * sized_server.replicas)
-        return sized_server, point, self.limits.broken_by(point.load)
+        return sized_server, point, self.limits.violated_limits(point.load)
 
 
 def _cheapest_index(

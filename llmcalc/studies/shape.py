@@ -436,17 +436,17 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     def cost_at(i: int, depth: int) -> Number:
         return budget.cost_of(members.scaled_to(i * width_step, depth))
 
-    def deep_enough(i: int) -> bool:
+    def is_deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
         return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
-    def too_wide(i: int) -> bool:
+    def is_too_wide(i: int) -> bool:
         return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // width_step + 1
-    narrowest_index = _bisect_condition(deep_enough, 1, end_step)
+    narrowest_index = _bisect_condition(is_deep_enough, 1, end_step)
     return range(
-        narrowest_index * width_step, _bisect_condition(too_wide, narrowest_index, end_step) * width_step, width_step
+        narrowest_index * width_step, _bisect_condition(is_too_wide, narrowest_index, end_step) * width_step, width_step
     )
 
 

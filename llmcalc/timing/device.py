@@ -97,7 +97,7 @@ class Device:
         half_rate_depth = self.generation.depth[self.format_of(dtype)]
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
-    def aligned_share(self, *sizes: Number) -> float:
+    def unaligned_rate_share(self, *sizes: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
 
         sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
@@ -192,7 +192,7 @@ class Device:
             seconds / efficiency + messages * ((ranks - domains) * link_step + (domains - 1) * network_step)
             for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
-        return _least(ring_times)
+        return _elementwise_minimum(ring_times)
 
     def scan_seconds(self, flops: Number) -> Number:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
@@ -204,7 +204,7 @@ class Device:
         return bytes / rate + self.latency
 
 
-def _least(values: Sequence[Number]) -> Number:
+def _elementwise_minimum(values: Sequence[Number]) -> Number:
     """Returns the least of several numbers, elementwise for arrays."""
     least_value = values[0]
     for value in values[1:]:
@@ -226,7 +226,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     if "bf16" not in peaks:
         hardware.peak("bfloat16")
     peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
-    generation = generation_of(hardware)
+    generation = accelerator_generation(hardware)
     link = hardware.interconnect
     rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
@@ -247,7 +247,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     )
 
 
-def generation_of(hardware: Hardware) -> Generation:
+def accelerator_generation(hardware: Hardware) -> Generation:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     known_generations = generations().values()
     capability = hardware.compute_capability or ""

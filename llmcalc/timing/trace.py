@@ -36,7 +36,7 @@ class StepBudget:
 
     remaining: int = MOST_STEPS
 
-    def spend(self) -> None:
+    def spend_step(self) -> None:
         """Spends a step. Raises `InputError` if none is left."""
         self.remaining -= 1
         if self.remaining < 0:
@@ -187,7 +187,7 @@ class Batch:
         first_token_times: dict[int, float] = {}
         ends: dict[int, float] = {}
         while len(ends) < len(requests):
-            budget.spend()
+            budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
                 length = request.input + request.output

@@ -246,7 +246,9 @@ def _join_path(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent and name else parent or name
 
 
-def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
+def nodes_called_once(
+    modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]
+) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that

@@ -24,7 +24,7 @@ from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, compare, nonzero
+from .checks import Check, Verdict, compare, without_zero_checks
 from .difference import sizes_of
 from .measure import buffers, cache_bytes_by_path, count_flops, module_names, parameters, pass_through, with_repeats
 from .speed import measure_forward
@@ -241,7 +241,7 @@ def _checks(
             include,
         )
         if quantity != "parameters":
-            checks = nonzero(checks)
+            checks = without_zero_checks(checks)
         return checks
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run

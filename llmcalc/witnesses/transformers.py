@@ -31,12 +31,12 @@ from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, nonzero
+from .checks import Check, Verdict, without_zero_checks
 from .deviations import additions_by_path, cost_in_class, total
 from .difference import sizes_of
 from .matching import compare_modules, coverage
 from .measure import count_flops, module_names, tensor_names, tensors
-from .modules import ModulesByNode, called_once, places, without_shared
+from .modules import ModulesByNode, nodes_called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
 
@@ -97,7 +97,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     import transformers
 
     require_library_class(config)
-    quirks = quirks_of(config)
+    quirks = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
         witness_of(config["model_type"]), **{**fields_of(config), **quirks.counted_as}
     )
@@ -145,7 +145,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous_dtype)
 
 
-def quirks_of(config: Mapping[str, Any]) -> Quirks:
+def class_settings_of(config: Mapping[str, Any]) -> Quirks:
     """Returns the settings with which the classes of a model type run on the meta device, without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
@@ -204,7 +204,7 @@ def _checks(
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
-        return nonzero(
+        return without_zero_checks(
             compare_modules(
                 tree,
                 quantity,
@@ -227,7 +227,7 @@ def _checks(
     yield from against("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
-        measured_pass = run_forward(spec, model, batch, seq, quirks_of(config))
+        measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
             "model",
             "forward_flops",
@@ -241,7 +241,7 @@ def _checks(
                 "forward_flops",
                 forward_of,
                 measured_pass.flops,
-                called_once(modules, measured_pass.calls, tensor_names(model)),
+                nodes_called_once(modules, measured_pass.calls, tensor_names(model)),
                 run_config,
             )
         if measured_pass.cache is not None:
@@ -304,7 +304,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
     config: Any = model.config
-    channels = quirks_of({"model_type": config.model_type}).channels
+    channels = class_settings_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
 
 
@@ -341,7 +341,7 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
+        for name, shape in class_settings_of({"model_type": config.model_type}).more_inputs(config).items()
     }
 
 

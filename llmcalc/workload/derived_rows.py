@@ -233,7 +233,7 @@ class Merged(Rows):
 
 
 @frozen(slots=True)
-class WithMore(Rows):
+class RowsWithExtra(Rows):
     """The rows of `of`, plus `more` rows per sequence."""
 
     name: str = "with_more"

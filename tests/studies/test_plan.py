@@ -74,7 +74,7 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
     layouts = search(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
     assert layouts
     for recompute in ("", "full"):
-        estimate = estimates.with_recompute(recompute).as_configured
+        estimate = estimates.with_recompute(recompute).estimates_as_configured
         for layout, number in layouts:
             if layout.tp == 1 or framework == "megatron":  # torch divides no experts
                 assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
@@ -86,7 +86,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     spec = load(model).model
     estimate = LayoutEstimates(
         memory(spec, Settings(phase="training", seq=128)), framework_of("megatron")
-    ).as_configured
+    ).estimates_as_configured
     layouts = search(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):

@@ -788,7 +788,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return stack_bias
 
-        def before_layers(self, x: Tensor, forward_pass: ForwardPass) -> None:
+        def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
             end = forward_pass.past + x.shape[1]
             if not self.cross:

@@ -198,7 +198,7 @@ class MLA(TokenMixer):
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
-            recorder.part("indexer", self.indexer, x, compressed=query_latent, position=rotation, role="no_grad")
+            recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
         limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
@@ -457,10 +457,10 @@ def _reference_class() -> type[nn.Module]:
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
             if forward_pass.mla == "absorbed" or (forward_pass.mla == "auto" and forward_pass.past and x.shape[1] == 1):
-                q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
+                q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorb="value")
+                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)

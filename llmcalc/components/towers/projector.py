@@ -19,7 +19,7 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, WithMore
+from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
 from ..base import Flag, ModelProperties, Part, Standing, Vocab, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
@@ -202,7 +202,7 @@ class Projector(TowerPart):
     def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
         vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
-        return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=mark_count))
+        return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))

@@ -258,6 +258,6 @@ class WeightVerbs(Recorder):
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:
     """Returns rows with `padding` rows before the first."""
-    from ...workload.derived_rows import WithMore
+    from ...workload.derived_rows import RowsWithExtra
 
-    return WithMore(of=rows, more=padding)
+    return RowsWithExtra(of=rows, more=padding)

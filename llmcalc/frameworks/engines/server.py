@@ -167,7 +167,7 @@ class EngineServer:
             flag_name: size
             for flag_name, size in receipt.terms.items()
             if flag_name in self.decided_by
-            and not receipt.differing((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
+            and not receipt.differing_names((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
         }
 
     def measured_or_computed(self, name: str, computed_bytes: int) -> int:

@@ -90,9 +90,9 @@ class Launch:
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {name: plain_of(value) for name, value in self.filled_in.items()},
+            "filled_in": {name: json_value_of(value) for name, value in self.filled_in.items()},
             "overridden": {
-                name: {"file": plain_of(override.file), "option": plain_of(override.option)}
+                name: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
                 for name, override in self.overridden.items()
             },
             "env": dict(self.env),
@@ -115,7 +115,7 @@ class Override(NamedTuple):
     file: Any
 
 
-def plain_of(value: Any) -> Any:
+def json_value_of(value: Any) -> Any:
     """Returns a value converted to JSON types."""
     return list(value) if isinstance(value, tuple) else value
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, overlaid
+from ...components.stack import MOST_KINDS, overlaid_table
 from ...errors import InputError
 from .config import Config, is_number, is_whole
 from .heads import HEAD_ENDINGS, architecture_of
@@ -175,7 +175,7 @@ def _without_single_variant(layers: Table) -> Table:
     other_fields = {
         field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
     }
-    return {**other_fields, "block": overlaid(layers["block"], layers["variants"][used_kinds.pop()])}
+    return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
 def encoder(
@@ -512,7 +512,7 @@ def stack_of_kinds(layer_tables: dict[str, Table], names: list[str]) -> Table:
     """
     used_kinds = {name: layer_tables[name] for name in dict.fromkeys(names)}
     for block in used_kinds.values():
-        if all(overlaid(block, layer) == layer for layer in used_kinds.values()):
+        if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
             changes = {
                 name: {field: value for field, value in layer.items() if block.get(field) != value}
                 for name, layer in used_kinds.items()

@@ -194,7 +194,7 @@ class DiscardedKernels(SparseKernels):
             x, probs = xs
             if self.rank_choices.weighted_activation:
                 return [self.weighted_glu(x, probs, width)]
-            return [self.times_probabilities(self.activation(x, None), probs)]
+            return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
         self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
 
@@ -210,7 +210,7 @@ class DiscardedKernels(SparseKernels):
             x, probs = xs
             if self.rank_choices.bias_activation:
                 return [self.weighted_glu(x, probs, width)]
-            return [self.times_probabilities(self.gated_activation(x, None, width), probs)]
+            return [self.multiply_by_probabilities(self.gated_activation(x, None, width), probs)]
 
         self._run_discardable_activation(operation, run, gate)
 
