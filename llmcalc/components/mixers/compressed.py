@@ -168,7 +168,12 @@ class CompressedAttention(TokenMixer):
                     mask, entries = recorder.among(mask, selection, entries)
             recorder.hold(entries=entries, entries_seen=mask)
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
-            entry_options: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
+            entry_options: dict[str, Any] = {
+                "values": entries,
+                "is_cross_attention": True,
+                "core": ops.EntryScores,
+                **limits,
+            }
             scores.append(recorder.scores("entry_core", q, entries, **entry_options))
         attention_weights = recorder.joint_softmax(
             q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
@@ -196,7 +201,11 @@ class CompressedAttention(TokenMixer):
             recorder.hold(entries=entries, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
-            entry_options: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
+            entry_options: dict[str, Any] = {
+                "is_cross_attention": True,
+                "core": ops.EntryScores,
+                "rate": self.compress_rate,
+            }
             scores = recorder.act(
                 recorder.scale(recorder.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5),
                 "relu",

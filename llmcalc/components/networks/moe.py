@@ -527,7 +527,7 @@ def expert_map_class() -> type[nn.Module]:
                 return out if self.bias is None else out + self.bias[expert]
             out = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
-                rows = (expert == i).without_zero_checks()[:, 0]
+                rows = (expert == i).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
                     x[rows], self.weight[i], None if self.bias is None else self.bias[i]
                 )

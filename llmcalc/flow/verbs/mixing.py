@@ -103,13 +103,13 @@ class MixingVerbs(Recorder):
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", name, ins, output, op=op)
 
-    def strongest(self, strength: Value, q: Value, k: Value, *, kept_keys: Number, window: Number = None) -> Value:
-        """Records the strengths of the `kept_keys` strongest keys of those that each query may attend to.
+    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
+        """Records the strengths of the `keep` strongest keys of those that each query may attend to.
 
         strength: that of each key and head. window: as in `attention`.
         """
         output = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), output, keep=kept_keys, causal=True, window=window)
+        return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
         """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it.

@@ -99,7 +99,7 @@ def test_a_token_sees_near_ones_and_sums(attention: LocalAttention, furthest: in
     changed[0, 0] = (ids[0, 0] + 1) % 50
     with torch.no_grad():
         differs = (net(ids) - net(changed)).abs().amax(-1)[0] > 1e-6
-    assert differs.without_zero_checks()[:, 0].tolist() == list(range(furthest + 1))
+    assert differs.nonzero()[:, 0].tolist() == list(range(furthest + 1))
 
 
 def test_it_stands_in_encoders_alone() -> None:

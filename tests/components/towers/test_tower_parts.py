@@ -110,7 +110,7 @@ def test_attention_in_squares_sees_its_square_alone() -> None:
         differs = (
             (net(x, ForwardPass(columns=4)) != net(changed, ForwardPass(columns=4))).any(-1)[0].unflatten(0, (5, 4))
         )
-    assert differs.without_zero_checks().tolist() == [[row, column] for row in range(3) for column in range(3)]
+    assert differs.nonzero().tolist() == [[row, column] for row in range(3) for column in range(3)]
     core = AttentionCore(heads=2, qk_dim=4, v_dim=4, causal=False, square=3)
     assert core.pairs(RunConfig(EncoderPass(rows=5, columns=4))) == (9 + 4) * (9 + 1)
 

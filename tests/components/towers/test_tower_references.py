@@ -107,7 +107,7 @@ def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
     with torch.no_grad():
         out, other = net(frames), net(changed)
     assert out.shape == (1, 40, spec.output_width)
-    differs = (out != other).any(-1)[0].without_zero_checks().flatten().tolist()
+    differs = (out != other).any(-1)[0].nonzero().flatten().tolist()
     back, ahead = spec.attention.context_left, spec.attention.context_right
     assert back is not None
     reach = spec.num_hidden_layers * (back - 1 + spec.convolution.kernel_size - 1)
