@@ -1,4 +1,4 @@
-"""A language-model head that scores the tokens of some clusters only: those whose centroids score highest.
+"""A language-model head that scores only the tokens of the clusters with the highest-scoring centroids.
 
 transformers: models/gemma4_assistant (`Gemma4AssistantMaskedEmbedder`).
 """

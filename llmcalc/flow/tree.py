@@ -178,7 +178,7 @@ class Place:
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of the node, without its child nodes."""
+        """Returns the cost of one repeat of this node's op, without child nodes."""
         op_use = self.use
         return 0 if op_use is None else cost(op_use)
 

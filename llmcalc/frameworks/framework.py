@@ -95,7 +95,7 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """Returns the lower bound of a layout's memory in bytes, if `bytes` is its estimated peak."""
+        """Returns a lower bound of a layout's memory in bytes. bytes: its estimated peak."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:

@@ -38,7 +38,7 @@ class FrozenModel:
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """What is added to the memory of training, each with its own bytes."""
+        """Parts added to the memory of training, each with its bytes."""
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
@@ -76,7 +76,7 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """What is added to the memory_estimate of training: the loss alone."""
+        """Parts added to the memory of training: the loss alone."""
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
@@ -102,7 +102,7 @@ class Teacher(FrozenModel):
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """What is added to the memory of training: the teacher's weights and the loss."""
+        """Parts added to the memory of training: the teacher's weights and the loss."""
         return (self,) if self.loss is None else (self, self.loss)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:

@@ -75,7 +75,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The full model."""
+        """The spec of the undivided model."""
         return ModelSpec.model_construct(
             **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
         )

@@ -136,7 +136,7 @@ def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = N
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns a divisor of all allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
+    """Returns the divisor of allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 

@@ -53,7 +53,7 @@ def cache_per_token_note(dtype: str) -> str:
 
 
 def against(difference: float, reference: str) -> str:
-    """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
+    """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
     return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
 

@@ -55,7 +55,7 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
 
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for the parts whose memory was never measured, with the models that use those parts."""
+    """Returns one warning for parts without a measured memory, with the models that have these parts."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
         for untested_part in verdict.untested:

@@ -399,7 +399,7 @@ class LatestRun:
         self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
 
     def play(self, device: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
-        """Performs the pieces of a run on an empty allocator. count: the number of storages."""
+        """Plays a run's allocations and releases, in pieces, on an empty allocator. count: the number of storages."""
         shared_pieces = 0
         for piece, (earlier_piece, state) in zip(pieces, self.states, strict=False):
             if piece != earlier_piece or state.expandable_segments != device.expandable_segments:

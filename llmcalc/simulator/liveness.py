@@ -62,7 +62,7 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → the last operation that reads its storage, and the values that several layers read.
+    """Returns value → last reader of its storage, and the values that several layers read.
 
     branch: which of several forms runs. is_skipped: whether a module does not.
     """

@@ -139,7 +139,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak that sums bytes by kind only when they are read: the bytes before a pass, plus those that it adds."""
+    """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -460,7 +460,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have and that were not recorded, if the recorded cases determine their events.
+    """Adds possible cases of a schedule that were not recorded, if the recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so

@@ -106,7 +106,7 @@ def largest_run(
         return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
 
     def needed_bytes(name: str, candidate_size: int) -> int:
-        """Returns the bytes that a run needs, or a lower bound of them if already that bound exceeds the capacity."""
+        """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
         least = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
         return least if least > capacity else run(name, candidate_size).device.device_bytes
 
@@ -165,7 +165,7 @@ NEAR = 4
 
 
 def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
-    """Returns the next number to try between the largest that fits and the smallest that does not.
+    """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.

@@ -161,7 +161,7 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Cand
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number of which every sequence length must be a multiple, so that ranks divide sequences evenly."""
+    """Returns the divisor of every allowed sequence length, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 

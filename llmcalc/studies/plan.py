@@ -547,7 +547,7 @@ def _with_too_large(
     candidates: _Candidates,
     layouts: Search,
 ) -> list[Candidate]:
-    """Returns the candidates that do not fit, including those that were not estimated before.
+    """Returns all candidates that do not fit, including new estimates of candidates without one.
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
@@ -572,7 +572,7 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that needs least memory in a replay among the layouts that do not fit; None if all fit.
+    """Returns the failing layout with the least replayed memory; None if all fit.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.

@@ -54,7 +54,7 @@ the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 
 
 def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset whose proportions are used for a budget that names no model.
+    """Returns the name of the preset with the default proportions, for a budget without a model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).

@@ -172,7 +172,7 @@ class Formulas:
         return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
+        """Finds the nodes whose path ends in `query`; without one, nodes whose path has its names in order.
 
         Raises `InputError` if there are none either.
         """

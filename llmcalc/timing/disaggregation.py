@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a replica's time that one prompt takes, in steps that are full of prompts."""
+        """The seconds of a replica per prompt, in steps full of prompts."""
         replica = self.replica
         return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
 

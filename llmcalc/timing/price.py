@@ -288,7 +288,7 @@ class PassTime:
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
-        """How much longer the products of experts take on the busiest rank than with even loads."""
+        """The time of expert products on the busiest rank over the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)

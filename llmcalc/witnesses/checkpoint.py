@@ -236,7 +236,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 
 
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns, by fused shape, the first tensors of a parent whose concatenation (or its transpose) has that shape."""
+    """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
     for group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):

@@ -150,7 +150,7 @@ class _Search:
         return {}
 
     def _modules_of_lists(self, root: str, lists: str) -> list[str]:
-        """Returns the modules of a list, or of several consecutive lists."""
+        """Returns the modules of one or several consecutive `ModuleList`s."""
         patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
         return [module for part in patterns for module in self._matching_paths(_join_path(root, part))]
 

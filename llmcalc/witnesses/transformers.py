@@ -414,7 +414,7 @@ def _caches_of(outputs: Any) -> Iterator[Any]:
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Yields tensors in modules that are neither parameters nor buffers: states that a class itself stores.
+    """Yields the states stored in modules: tensors that are neither parameters nor buffers.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

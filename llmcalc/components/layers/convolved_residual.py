@@ -31,7 +31,7 @@ WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
 
 
 class ConvolvedResidualLayer(BlockResidualLayer):
-    """A layer whose sublayers read sums of earlier blocks of layers, and whose outputs pass a convolution each.
+    """A layer whose sublayers read sums of earlier blocks of layers. Each output passes a convolution.
 
     conv_kernel_size: the width in tokens of both convolutions.
     separate_inputs: whether queries, keys and values read a sum and a norm each, false by default.

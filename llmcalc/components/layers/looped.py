@@ -75,7 +75,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
+        """Records attention. is_second: whether it runs in the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"

@@ -265,7 +265,7 @@ def _reference_class() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the layer's own adapter, which runs, and the adapters of other layers, which do not run."""
+        """Builds the adapter of this layer, which runs, and idle adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):

@@ -199,7 +199,7 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are another sequence's."""
+        """Raises `ValueError` for fields that do not apply to cross-attention."""
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None

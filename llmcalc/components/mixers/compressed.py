@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Small query heads that score a second set of compressed entries and select the entries that a token attends to.
+    """Small query heads that score a second set of compressed entries, to select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of the indexer's entries.
@@ -193,7 +193,7 @@ class CompressedAttention(TokenMixer):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries that each token attends to. mask: the entries from which a token may select."""
+        """Selects the entries for each token's attention. mask: the entries to choose from."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             entries = self._all_entries(recorder, "compressor", x, dim, rope)

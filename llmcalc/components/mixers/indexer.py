@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention's indexer, which selects the earlier tokens that a token attends to.
+"""DeepSeek sparse attention's indexer: selects earlier tokens for the attention of each token.
 
 DeepSeek-V3.2 (arXiv:2512.02556), §2.1: a few small heads score all earlier tokens, and the index_topk best are attended
 to. The indexer's keys are cached beside the latent. No gradient of the model's loss reaches its parameters: selection
@@ -58,7 +58,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def limits(self) -> Mapping[str, Any]:
-        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk}
 
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""JetBlock: gated DeltaNet whose values pass a convolution with filters that each token computes.
+"""JetBlock: gated DeltaNet with a convolution of the values; each token computes its filter.
 
 Gu et al. 2025 (arXiv:2508.15884), §3. Queries and keys pass no convolution. A network of two layers gives every
 channel of the values a filter over the last tokens, for each token. Projections, filters and the tensors kept between

@@ -61,7 +61,7 @@ class PooledIndexer(Part):
         return False
 
     def limits(self) -> Mapping[str, Any]:
-        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""Attention whose scores have a bias by distance that each token mixes from learned profiles.
+"""Attention with a bias by distance: each token mixes it from learned profiles.
 
 A profile has a bias for each of the last relative_extent distances; a projection of the layer's input gives each head's
 weights of the profiles. Keys and values pass a short convolution. transformers: models/inkling (`InklingAttention`).

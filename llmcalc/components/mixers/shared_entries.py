@@ -57,7 +57,7 @@ class CandidateBlocks(Part):
 
 
 class EntryKeyIndexer(Part):
-    """Small query heads that score one key per entry and select the entries that a token attends to.
+    """Small query heads that score one key per entry, to select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of a key.
@@ -307,7 +307,7 @@ class SharedEntryAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers that need no other; an example of the stack has those that read the entries of others."""
+        """Returns layers with entries of their own; an example of the stack has the layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[name] for name in ("local", "computing", "finding")]
 

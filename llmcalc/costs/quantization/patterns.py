@@ -145,7 +145,7 @@ class ModuleList:
 
     @property
     def unused(self) -> list[str]:
-        """Entries that have matched no module yet, without entries for modules that no scheme converts."""
+        """Entries without a matching module, except entries for modules that no scheme converts."""
         return [
             list_entry
             for list_entry in self.entries

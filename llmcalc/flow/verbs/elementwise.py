@@ -142,7 +142,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | Beside) -> Value:
-        """Records a value without rows, such as the features of an image that is not there. name: what they are."""
+        """Records a value without rows, such as the features of a missing image. name: the noun of its rows."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:

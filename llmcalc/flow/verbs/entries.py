@@ -45,7 +45,7 @@ class EntryVerbs(Recorder):
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value) -> Value:
-        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name."""
+        """Records the read of a lower layer's result (entries, keys or a selection) by its name."""
         return self.step("of_lower_layer", "", (x, lower_value), lower_value.view(*lower_value.axes), slot=name)
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
@@ -86,7 +86,7 @@ class EntryVerbs(Recorder):
         bits: Number = None,
         last: tuple[Value, ...] = (),
     ) -> None:
-        """Records a state that is cached per sequence, of a size that does not depend on the number of rows.
+        """Records a cached state per sequence, whose size does not depend on the number of rows.
 
         last: the values whose last row it is; none where a step that reads it keeps it.
         """

@@ -334,7 +334,7 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns case of passes → events. stacks: per chunk, the stacks that run with few layers."""
+    """Records passes and returns their events by case. stacks: per chunk, the stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = make_run(memory_meter=(recorder := Recorder()))

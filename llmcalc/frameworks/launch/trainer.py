@@ -139,7 +139,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def keys_read() -> frozenset[str]:
-    """Returns the names of all arguments that are read, with those that select a framework."""
+    """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 

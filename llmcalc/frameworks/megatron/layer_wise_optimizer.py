@@ -116,7 +116,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 def updates_in_rank_order(
     buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
-    """Returns what this rank's optimizer updates, and the elements that a step all-gathers (`allgather_params`).
+    """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.
 
     Whole tensors are dealt out to the ranks, the smallest first, forth and back.
     """

@@ -230,7 +230,7 @@ class Server(EngineServer):
 
     @property
     def aiter_share(self) -> float:
-        """The factor of the fraction where AMD's kernels run attention, which need memory beside it.
+        """The factor on the memory fraction with AMD's attention kernels, which need further memory.
 
         Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
         """
@@ -387,7 +387,7 @@ class Server(EngineServer):
 
     @property
     def profile_origin(self) -> str:
-        """What is taken from the cache's memory for the pass itself, in words."""
+        """A text: the memory of a forward pass, which the cache does not get."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"

@@ -318,7 +318,7 @@ class Server(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens that a window holds beside its own: those of the batches that are scheduled at once."""
+        """The tokens of all batches scheduled at once, for which a window needs further blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None

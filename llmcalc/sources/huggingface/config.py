@@ -240,7 +240,7 @@ class Config:
         return options[value]
 
     def must(self, name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if a field has a value with which the class would have weights that are not counted."""
+        """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
         value = self.get(name)
         if value not in expected_values:
             raise self.wrong(
@@ -284,7 +284,7 @@ class Config:
             parent.from_defaults |= self.from_defaults
 
     def _corrected_name(self, name: str) -> str:
-        """Returns the field whose name an unknown field may misspell: a known field that the config does not set."""
+        """Returns the known field, not set in the config, that an unknown field may misspell."""
         if name in self.unread:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))

@@ -129,7 +129,7 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
 
 
 class SharedState:
-    """Wraps the state that layers of the PyTorch reference share, which FSDP would otherwise copy for each layer."""
+    """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

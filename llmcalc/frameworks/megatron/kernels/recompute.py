@@ -85,7 +85,7 @@ def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tens
     argument = x.detached()
 
     def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-        """Stores the gradient of the argument."""
+        """Stores the gradient of a recomputed part's argument."""
         argument_gradients[i] = output_gradient
         return (None,)
 
@@ -220,7 +220,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:
-        """Runs an expert layer, then frees the activation that it reads and that is recomputed."""
+        """Runs an expert layer, then frees its input activation for recomputation."""
         discarded = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]

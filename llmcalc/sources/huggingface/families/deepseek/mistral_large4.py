@@ -98,7 +98,7 @@ def _rotary_attention(config_values: ConfigValues) -> Any:
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
-    """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
+    """Returns, for each layer, the index of the layer whose latents it reads: itself or a lower layer."""
     source_by_nope: dict[bool, int] = {}
     sources = []
     for i, mixer in enumerate(config_values.mixers):

@@ -137,7 +137,7 @@ def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Confi
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
-    """Returns the encoder's or decoder's stack.
+    """Returns the table of the encoder's or the decoder's stack.
 
     has_merged_attention: whether attention also covers the encoder's output.
     """

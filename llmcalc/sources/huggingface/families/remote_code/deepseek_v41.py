@@ -107,7 +107,7 @@ def _candidate_blocks(config: Config) -> Table:
 
 
 def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
-    """Returns the layers that a field lists, of those that the model has."""
+    """Returns the indices of the model's layers that a field lists."""
     return {i for i in config.sizes(name) if i < depth}
 
 

@@ -50,7 +50,7 @@ def _longt5(config: Config) -> Table:
 
 
 def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """Returns an encoder and a decoder of the same kind of layer, or only the encoder, by the architecture.
+    """Returns the tables of T5's encoder and decoder, or of the encoder alone for an encoder architecture.
 
     stack: fields of both stacks.
     """
