@@ -41,7 +41,7 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
-    note_lines = sum(len(list(indented(note, COLUMNS, hang=INDENT))) for note in shown_notes)
+    note_lines = sum(len(list(indented(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
     free_lines = MOST_LINES - note_lines - FURTHER_LINES
     left_out = 0
     shorter_tables = list(tables)
@@ -65,7 +65,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), must_show=not placed_tables)
+        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), is_required=not placed_tables)
         if shorter is not None:
             placed_tables[i] = shorter
             free_lines -= line_count(shorter, COLUMNS) + (len(placed_tables) > 1)
@@ -85,10 +85,10 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     return shown_tables
 
 
-def _trim_table(table: Table, room: int, must_show: bool = False) -> Table | None:
+def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
     """Shortens a table to a number of lines, without its totals.
 
-    Returns None if too few rows would be left, unless `must_show`.
+    Returns None if too few rows would be left, unless `is_required`.
     """
     while line_count(table, COLUMNS) > room:
         deepest_level = max((row.depth for row in table.rows), default=0)
@@ -100,5 +100,5 @@ def _trim_table(table: Table, room: int, must_show: bool = False) -> Table | Non
             rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
             table = table._replace(rows=rows, centre=table.centre - (farthest_row < table.centre))
         else:
-            return table if must_show else None
+            return table if is_required else None
     return table
