@@ -69,7 +69,7 @@ class Proposal(OutputPart):
     def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed_tokens: Axis = ONE) -> Value:
         """Records the terms of the draft model's logits. x: the hidden states.
 
-        vocab, proposed: the axes of the tokens read and of those proposed.
+        vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
