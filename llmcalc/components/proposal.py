@@ -67,9 +67,9 @@ class Proposal(OutputPart):
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed_tokens: Axis = ONE) -> Value:
-        """Records the terms of the draft model's logits. x: the hidden states.
+        """Records the terms that the proposal head adds to the draft model's logits. x: the hidden states.
 
-        vocab, proposed: the axes of the tokens read and of those proposed.
+        vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None

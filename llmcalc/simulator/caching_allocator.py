@@ -347,7 +347,7 @@ class CachingAllocator:
         return index, size
 
     def restore(self, state: CachingAllocator) -> None:
-        """Continues from the state of another allocator, which stays as it is."""
+        """Copies the state of another allocator, to continue from it."""
         vars(self).update(vars(state.copy()))
 
     def copy(self) -> CachingAllocator:

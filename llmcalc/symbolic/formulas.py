@@ -186,7 +186,7 @@ class Formulas:
                 node for node in nodes[1:] if _matches_path_end(names, node.steps, allows_gaps)
             ]
         if not exact_matches:
-            tails = {
+            path_ends = {
                 ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
             }
             component_names = dict.fromkeys(
@@ -196,7 +196,7 @@ class Formulas:
             for node in nodes[1:]:
                 if node.numbers.children:
                     components.setdefault(node.numbers.kind, node.steps[-1][0])
-            known_names = components | {tail: tail for tail in sorted(tails)}
+            known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches

@@ -400,7 +400,7 @@ def _reference_class() -> type[nn.Module]:
             return selected_entries
 
     class Core(nn.Module):
-        """Scores of each head's queries against the one key head.
+        """Attention scores of several query heads with a single key head.
 
         Given attention weights, it returns the weighted sum of the values, which are the keys.
         """

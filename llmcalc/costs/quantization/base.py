@@ -114,7 +114,7 @@ class WeightSite:
 
     @property
     def name(self) -> str:
-        """The last component of the path."""
+        """The last component of the weight's path."""
         return self.path.rpartition(".")[2]
 
 

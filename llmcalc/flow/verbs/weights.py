@@ -224,7 +224,7 @@ class WeightVerbs(Recorder):
     ) -> Value:
         """Records a parameter that is added or multiplied elementwise.
 
-        heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
+        heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, count, frozen)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)

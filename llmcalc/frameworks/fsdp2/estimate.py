@@ -57,7 +57,7 @@ def transient_bytes(
     width: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits, keeps_last: as of `Fsdp`.
+    splits, keeps_last_layer: `splits` and `keeps_last` of `Fsdp`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
     embedding and head, of one size, are gathered by themselves (`splits`). The last layer may stay gathered after its

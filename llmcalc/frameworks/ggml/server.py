@@ -75,7 +75,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def placement(self) -> Placement:
-        """The devices of tensors by the flags, before --fit."""
+        """The device of each tensor as the flags state it, before --fit changes it."""
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )

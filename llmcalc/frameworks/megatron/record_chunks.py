@@ -60,7 +60,7 @@ class RecordedChunk:
     ) -> dict[PassCase, PassTrace]:
         """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
 
-        before_forward, before_backward: tensors that the chunks before it have allocated.
+        names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
         """
         allocated_before = (names_before_forward & self.in_forward) | (

@@ -143,7 +143,7 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the output of each fused layer; by default the undivided output, which all share."""
+        """Returns the outputs of fused linear layers; by default each is the undivided output."""
         return [product for _ in widths]
 
     def linear_weights(
