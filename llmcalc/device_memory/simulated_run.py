@@ -123,6 +123,11 @@ def training_run(
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
     if memory_use.adapters is not None:
+        if memory_use.adapters.is_parallel:
+            raise InputError(
+                f"--lora-library {memory_use.adapters.library}: its adapters stand beside layers of Megatron-Core; "
+                "expected --framework megatron too"
+            )
         adapters = Adapters(
             memory_use.adapters.rank,
             memory_use.adapters.targets,

@@ -199,6 +199,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         recompute_activation="moe_act" in s.recomputed_modules,
         recompute_up="mla_up_proj" in s.recomputed_modules,
         recompute_core="core_attn" in s.recomputed_modules,
+        adapters=s.adapters,
     )
 
 
