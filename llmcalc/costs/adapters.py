@@ -55,16 +55,7 @@ class LowRank:
         is one layer of Megatron-Core has one adapter. So has each expert with mcore-bridge; with Megatron-Bridge all
         experts of a rank share one, of which that of one rank is counted.
         """
-        tensors = []
-        if self.is_parallel:
-            for product in _joined(_expert_layers(tree, include), FUSED_BY_MEGATRON):
-                (node_position, experts), number = product[0], 1
-                if node_position.node.name in self.targets:
-                    number = experts.num_experts if self.library == "mcore-bridge" else 1
-                    width = sum(op.n_out for _, op in product)
-                    for shape in ((self.rank, experts.n_in), (width, self.rank)):
-                        tensor = ParamTensor(shape, "matrix")
-                        tensors.append(TrainedTensor(tensor, node_position.kind, times(number, node_position.times)))
+        tensors = self._adapters_of_experts(tree, include) if self.is_parallel else []
         for product in self._layer_products(tree, include):
             adapted_products = [
                 (node_position, op) for node_position, op in product if node_position.node.name in self.targets
@@ -76,6 +67,18 @@ class LowRank:
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (out_width, self.rank)):
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, node_position.times))
+        return tensors
+
+    def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
+        """Returns the adapters of routed experts of Megatron-Core."""
+        tensors = []
+        for product in _joined(_expert_layers(tree, include), FUSED_BY_MEGATRON):
+            node_position, experts = product[0]
+            if node_position.node.name in self.targets:
+                number = experts.num_experts if self.library == "mcore-bridge" else 1
+                for shape in ((self.rank, experts.n_in), (sum(op.n_out for _, op in product), self.rank)):
+                    copies = times(number, node_position.times)
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:

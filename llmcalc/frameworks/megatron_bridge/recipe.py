@@ -18,9 +18,8 @@ from ..launch.command_line import overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
-from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
-from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, smallest_run
 
 PACKAGE = "megatron.bridge.recipes"
 
@@ -35,14 +34,14 @@ COMMON: dict[str, Config] = {
         "train.global_batch_size": 128,
         "train.micro_batch_size": 1,
         "mixed_precision": "bf16_mixed",
-        "model.seq_length": 2048,
+        "dataset.seq_length": 2048,
     },
     "_peft_common": {
         f"peft.{CALLED}": "LoRA",
         "train.global_batch_size": 128,
         "train.micro_batch_size": 1,
         "mixed_precision": "bf16_mixed",
-        "model.seq_length": 2048,
+        "dataset.seq_length": 2048,
     },
 }
 """Functions of common.py → the values that they set and that matter."""
@@ -229,7 +228,7 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
             get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
         ),
         batch=batch,
-        seq=size("model.seq_length" if "dataset.seq_length" not in config else "dataset.seq_length", 4096),
+        seq=size(_length_key(reader, config), 4096),
         recompute_granularity=get("model.recompute_granularity"),
         recompute_method=get("model.recompute_method"),
         recompute_num_layers=get("model.recompute_num_layers"),
@@ -250,6 +249,13 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
     return launch_of_run(reader, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
+
+
+def _length_key(reader: LaunchReader, config: Config) -> str:
+    """Returns the key of the length: the one that was typed, else the model's, else that of the data."""
+    typed = overrides_of(reader.source.arguments)
+    keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
+    return next((key for key in keys if key in typed), keys[0] if keys else "model.seq_length")
 
 
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:
@@ -273,17 +279,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
             reader.unknown[f"peft.{name}"] = f"{shown(str(value))[:60]} is not modelled"
         elif name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown[f"peft.{name}"] = "no field of LoRA that is known"
-    default_targets = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-    targets = fields.get("target_modules", default_targets)
-    if isinstance(targets, str):  # a list of Hydra
-        targets = [name.strip(" '\"") for name in targets.strip("[]").split(",")]
-    settings = lora_settings(
-        reader,
-        rank=("peft.dim", fields.get("dim", 32)),
-        targets=("peft.target_modules", targets),
-        dropout=fields.get("dropout"),
-    )
-    return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
+    return bridge_adapters(reader, "peft", fields.get("dim", 32), fields.get("target_modules"), fields.get("dropout"))
 
 
 def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:

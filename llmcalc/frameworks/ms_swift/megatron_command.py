@@ -31,7 +31,8 @@ READ = frozenset(
     """
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
-    recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype attention_backend
+    recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
+    attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
     """.split()  # noqa: SIM905
 ) | set(SIZES)
