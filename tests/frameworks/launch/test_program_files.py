@@ -350,7 +350,7 @@ COMMANDS = [
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     (
         "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' actor_rollout_ref.model.path=a/b "
-        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "model.lora_rank: is of FSDP; expected actor_rollout_ref.model.lora.rank",
     ),
     ("megatron sft --model a/b --tuner_type lora_llm", "--tuner_type: 'lora_llm' is not modelled; expected full"),
