@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import shown
 from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
-from ..launch.grpo import grpo_length
+from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -100,7 +100,8 @@ def run_of_megatron(
     modules = config.get("recompute_modules")
     length = config.get("packing_length", config.get("max_length"))
     if rlhf_type == "grpo":
-        length = grpo_length(reader, config, "max_length", False, GRPO_BETA)["seq"]
+        length = grpo_length(reader, config, "max_length", bool(adapters), GRPO_BETA)["seq"]
+        reader.notes.append(SFT_NOTE)
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
     vpp = config.get("virtual_pipeline_model_parallel_size")

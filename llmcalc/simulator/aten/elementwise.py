@@ -237,6 +237,22 @@ class Elementwise(Views):
 
         return record(autograd_graph, "softmax", (x,), output, backward, output)
 
+    def logsumexp(self, x: Tensor) -> Tensor:
+        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a tensor beside it (ReduceOps.cpp)."""
+        shape, dtype = x.shape, x.dtype
+        exponentials = self.graph.new(shape, dtype) if self.graph.multiprocessors else None
+        output = self.graph.new(shape[:-1], dtype)
+        del exponentials
+
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            difference = self.graph.new(shape, dtype)
+            probabilities = self.graph.new(shape, dtype)
+            gradient = self.graph.new(shape, dtype)
+            del difference, probabilities
+            return (gradient,)
+
+        return record(self.graph, "logsumexp", (x,), output, backward, x, output)
+
     def log_softmax(self, x: Tensor) -> Tensor:
         output = self.graph.new(x.shape, x.dtype)
         return record(
