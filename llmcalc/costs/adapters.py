@@ -12,7 +12,7 @@ from ..flow.tree import Node, Place
 from ..ops import ExpertLinear, Linear, ParamTensor
 from ..workload.lora import (
     ALL_LINEAR,
-    FUSED_BY_MEGATRON,
+    JOINED_PROJECTIONS,
     PARALLEL_LIBRARIES,
     PROJECTIONS,
     WITHOUT_ADAPTERS,
@@ -72,7 +72,7 @@ class LowRank:
     def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core."""
         tensors = []
-        for product in _joined(_expert_layers(tree, include), FUSED_BY_MEGATRON):
+        for product in _joined(_expert_layers(tree, include), JOINED_PROJECTIONS):
             node_position, experts = product[0]
             if node_position.node.name in self.targets:
                 number = experts.num_experts if self.library == "mcore-bridge" else 1
@@ -126,7 +126,7 @@ class LowRank:
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
-        joined_names = FUSED_BY_MEGATRON if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
+        joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
         yield from _joined(_linear_layers(tree, include), joined_names)
 
     @property
@@ -202,12 +202,12 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
     if adapters.is_parallel:
-        for product in _joined(_linear_layers(tree, include), FUSED_BY_MEGATRON):
+        for product in _joined(_linear_layers(tree, include), JOINED_PROJECTIONS):
             fused_names = [node_position.node.name for node_position, _ in product]
             if 0 < len(set(fused_names) & set(names)) < len(fused_names):
                 raise InputError(
-                    f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one linear layer of "
-                    "Megatron-Core; expected all or none of them"
+                    f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
+                    f"which {adapters.library} has one adapter; expected all or none of them"
                 )
     outside_layers = [
         node_position.node.name

@@ -126,8 +126,8 @@ def training_run(
     if memory_use.adapters is not None:
         if memory_use.adapters.is_parallel:
             raise InputError(
-                f"--lora-library {memory_use.adapters.library}: its adapters stand beside layers of Megatron-Core; "
-                "expected --framework megatron too"
+                f"--lora-library {memory_use.adapters.library}: its adapters stand beside a framework's own layers; "
+                "expected the --framework that it trains with, too"
             )
         adapters = Adapters(
             memory_use.adapters.rank,

@@ -20,7 +20,7 @@ Library: TypeAlias = Literal["peft", "torchtune", "litgpt", "mcore-bridge", "meg
 PARALLEL_LIBRARIES = frozenset({"mcore-bridge", "megatron-bridge"})
 """Libraries whose adapters stand beside the linear layers of Megatron-Core: mcore-bridge is ms-swift's."""
 
-FUSED_BY_MEGATRON = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "a_proj", "b_proj", "g_proj"})
+JOINED_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "a_proj", "b_proj", "g_proj"})
 """Neighbours of these names in a module are one linear layer of Megatron-Core, which has one adapter."""
 
 WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})

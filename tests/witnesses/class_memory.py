@@ -312,7 +312,6 @@ FAMILIES: dict[str, Family] = {
             unsorted(2, 4, 2880),
             scores_of_chosen(2, 128),
             routed("experts' weights in bfloat16", 2, 4, -2),
-            routed("experts' clamped gate step by step", 2, 4, 3 * 2 * 2880),
         ),
     ),
     # convolutions and recurrent layers

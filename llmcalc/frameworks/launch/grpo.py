@@ -49,18 +49,17 @@ def grpo_length(
     return {"seq": size_of(reader, prompt_key, prompt, least=0) + completion}
 
 
-def with_log_probabilities(launched_run: Launch, completion: int, is_mixed: bool) -> Launch:
+def with_log_probabilities(launched_run: Launch, completion: int, has_wide_logits: bool) -> Launch:
     """Returns a run whose loss is of the log-probabilities of completions (`_get_per_token_logps_and_entropies`).
 
-    Accelerate converts a model's logits to fp32 in mixed precision, except under DeepSpeed.
-
-    completion: tokens of a completion. is_mixed: whether the run has mixed precision.
+    completion: tokens of a completion.
+    has_wide_logits: whether logits are converted to fp32, as accelerate does in mixed precision of its own.
     """
     settings = dict(launched_run.settings)
     if settings.get("cross_entropy") == "chunked":
         return replace(launched_run, notes=(*launched_run.notes, LIGER_NOTE))
     settings |= {"cross_entropy": "selective", "logits_to_keep": completion}
-    if not is_mixed or launched_run.framework == "deepspeed":
+    if not has_wide_logits:
         settings["logits_dtype"] = settings.get("dtype", "fp32")
     note = f"GRPO: log-probabilities of the last {completion} tokens, whose loss is counted as their mean"
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))

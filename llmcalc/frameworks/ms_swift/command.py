@@ -131,7 +131,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if rlhf_type != "grpo":
             return launched_run
         completion = reader.size(config, "max_completion_length", 512)
-        launched_run = with_log_probabilities(launched_run, completion, is_mixed=True)
+        launched_run = with_log_probabilities(launched_run, completion, launched_run.framework != "deepspeed")
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
 
 

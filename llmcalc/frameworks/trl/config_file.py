@@ -143,7 +143,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             return launched_run
         completion = reader.size(config, "max_completion_length", 512)
         is_mixed = bool(arguments["bf16"]) or reader.flag(config, "fp16")
-        launched_run = with_log_probabilities(launched_run, completion, is_mixed)
+        has_wide_logits = is_mixed and launched_run.framework != "deepspeed"
+        launched_run = with_log_probabilities(launched_run, completion, has_wide_logits)
         rollout = colocated_rollout(
             reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )

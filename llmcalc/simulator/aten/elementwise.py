@@ -118,12 +118,16 @@ class Elementwise(Views):
 
         return record(self.graph, "expm1", (x,), output, backward, output)
 
-    def clamp(self, x: Tensor) -> Tensor:
-        """Limits x to a minimum."""
+    def clamp(self, x: Tensor, both: bool = False) -> Tensor:
+        """Limits x to a minimum or a maximum; both: to both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            exceeds_minimum = self.compare(x)
-            return (self._gradient_where(output_gradient, exceeds_minimum),)
+            is_within = self.compare(x)
+            if both:
+                is_below = self.compare(x)
+                is_within = self.like(is_within, is_below)
+                del is_below
+            return (self._gradient_where(output_gradient, is_within),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 

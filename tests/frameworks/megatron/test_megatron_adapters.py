@@ -154,9 +154,11 @@ def test_what_is_not_modelled_is_named(changes: dict[str, Any], layout: Layout, 
 
 
 def test_layers_that_are_one_have_one_adapter() -> None:
-    with pytest.raises(InputError, match="q_proj, k_proj, v_proj are one linear layer of Megatron-Core"):
+    with pytest.raises(
+        InputError, match="q_proj, k_proj, v_proj are one layer beside which mcore-bridge has one adapter"
+    ):
         run_of("mcore-bridge", lora_targets=("q_proj", "v_proj"))
-    with pytest.raises(InputError, match="--framework megatron too"):
+    with pytest.raises(InputError, match="expected the --framework that it trains with, too"):
         run_of("mcore-bridge").training()
 
 

@@ -197,6 +197,14 @@ class BasicKernels(Lowering):
         if activation_name == "situ":
             bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(bounded, self.t.function("sigmoid", x))
+        if activation_name in ("clamped", "clamped_plus_one"):
+            limited = self.t.clamp(x, both=True)
+            return limited if activation_name == "clamped" else self.t.add_number(limited)
+        if activation_name == "clamped_silu":
+            return self.t.function("silu", self.t.clamp(x))
+        if activation_name == "clamped_swish":
+            limited = self.t.clamp(x)
+            return self.t.mul(limited, self.t.function("sigmoid", self.t.scale(limited)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
