@@ -97,6 +97,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
+        if self.choices.like_classes and operation.options["copies_heads"]:
+            q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         crossing = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
             output = self.scaled_dot_product(operation, q, k, v, crossing)
