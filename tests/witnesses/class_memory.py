@@ -213,7 +213,6 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             mask(2),
-            low_softmax(2, 16),
             Difference("torch.max keeps the masked scores", lambda b, t: 2 * (2 * b * 16 * t * t + 4)),
         ),
     ),
