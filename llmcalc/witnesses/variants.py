@@ -267,11 +267,11 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
 
 def log_probability_loss(logits: Any, labels: Any) -> Any:
     """Returns the mean log-probability of labels, with entropies beside it (TRL, `GRPOTrainer._compute_loss`)."""
-    kept = logits.shape[1] - 1
+    last_tokens = logits.shape[1] - 1
     view = logits[:, :-1, :]
-    view = view[:, -kept:, :]
+    view = view[:, -last_tokens:, :]
     view.div_(0.9)
-    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -kept:].unsqueeze(-1))
+    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1))
     with torch.no_grad():
         _entropies = entropies_of(view)
     return log_probabilities.flatten().mean()

@@ -45,7 +45,11 @@ def ask(name: str) -> None:
     found = TRAINING[name]
     options: dict[str, Any] = {"seq": 64, name: value_of(name, found)}
     options |= {found.setting.needs: 8} if found.setting.needs else {}
-    options |= {"momentum": {"optimizer": "sgd"}, "loss_chunk": {"cross_entropy": "split"}}.get(name, {})
+    options |= {
+        "momentum": {"optimizer": "sgd"},
+        "loss_chunk": {"cross_entropy": "split"},
+        "logits_to_keep": {"cross_entropy": "selective"},
+    }.get(name, {})
     llmcalc.memory("mixtral-8x7b", "training", framework="megatron", set="num_hidden_layers=2", **options).report()
 
 
@@ -76,7 +80,12 @@ def test_settings_of_adapters_are_taken(name: str) -> None:
 def test_any_other_is_refused(name: str) -> None:
     with pytest.raises(InputError) as error:
         ask(name)
-    if name not in ("source", "momentum", "loss_chunk"):  # refused for what they need, or for any decoder
+    if name not in (
+        "source",
+        "momentum",
+        "loss_chunk",
+        "logits_to_keep",
+    ):  # refused for what they need, or for any decoder
         assert ": not modelled with --framework megatron; expected no --" in str(error.value)
 
 

@@ -484,9 +484,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.bind(operation.outs[0], self.flat(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:
-        rows, kept = super().output_rows(operation), self.choices.logits_to_keep
+        rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep
         is_cut = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
-        return min(rows, kept + 1) if is_cut and kept is not None else rows
+        return min(rows, last_rows + 1) if is_cut and last_rows is not None else rows
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "selective":
@@ -558,8 +558,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
         view = aten.scale_slice_in_place(logits, tokens - 1, 1)
-        kept_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
-        log_probabilities = self._log_probabilities(view, aten.unsqueeze(kept_labels, 2))
+        last_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
+        log_probabilities = self._log_probabilities(view, aten.unsqueeze(last_labels, 2))
         with self.graph.no_grad():
             _entropies = self._entropies(view)
         return aten.mean(aten.flatten(log_probabilities), keep=False)
