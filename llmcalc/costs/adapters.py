@@ -140,18 +140,18 @@ Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]) -> Iterator[list[tuple[Place, Layer]]]:
     """Yields lists of layers that run as one product: neighbours in a module with some of these names."""
-    pending: list[tuple[Place, Layer]] = []
+    pending_layers: list[tuple[Place, Layer]] = []
     for node_position, op in layers:
-        joins = node_position.node.name in joined_names
-        if pending and not (joins and pending[0][0].above is node_position.above):
-            yield pending
-            pending = []
-        if joins:
-            pending.append((node_position, op))
+        is_joined = node_position.node.name in joined_names
+        if pending_layers and not (is_joined and pending_layers[0][0].above is node_position.above):
+            yield pending_layers
+            pending_layers = []
+        if is_joined:
+            pending_layers.append((node_position, op))
         else:
             yield [(node_position, op)]
-    if pending:
-        yield pending
+    if pending_layers:
+        yield pending_layers
 
 
 def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:

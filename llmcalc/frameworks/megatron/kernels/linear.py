@@ -63,13 +63,13 @@ class LinearKernels(RankKernels):
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
-        attends = (
+        attention_cores = (
             attention
             for attention in self.module_of_step[id(operation)].items
             if isinstance(attention, Step) and attention.verb == "attention"
         )
         return self.is_column(operation) and all(
-            attention.ins[0].rows == attention.ins[1].rows for attention in attends
+            attention.ins[0].rows == attention.ins[1].rows for attention in attention_cores
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the output of each fused layer; by default the undivided output, which all share."""
+        """Returns the outputs of fused linear layers; by default each is the undivided output."""
         return [product for _ in widths]
 
     def linear_weights(
@@ -194,8 +194,8 @@ class LinearKernels(RankKernels):
         gathered_input = self.new(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
         output = self.new(rows, weight.shape[0])
-        with_norm, is_trained = deferred_norm is not None, weight.needs_grad
-        returns_norm = with_norm and self.norm_outputs is not None
+        has_norm, is_trained = deferred_norm is not None, weight.needs_grad
+        returns_norm = has_norm and self.norm_outputs is not None
         returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
         returned_norm = gathered_input if returns_gathered else norm_output
         del gathered_input
@@ -219,9 +219,9 @@ class LinearKernels(RankKernels):
                 input_gradient = new(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             if is_trained:
-                saved_tensors[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
+                saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
-            if not with_norm:
+            if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             if norm_gradient is not None and not returns_gathered:
                 input_gradient, scattered_gradient = new(local_rows, n_in), None
@@ -235,14 +235,14 @@ class LinearKernels(RankKernels):
             ]
 
         saved_norm_output = [norm_output] if is_trained or returns_norm else []
-        saved_for_backward = [x, *saved_norm_output, *statistics] if with_norm else saved_norm_output
+        saved_for_backward = [x, *saved_norm_output, *statistics] if has_norm else saved_norm_output
         del norm_output, saved_norm_output
         outputs = [output]
         if returns_norm and self.norm_outputs is not None and returned_norm is not None:
             outputs.append(returned_norm)
             self.norm_outputs.append(returned_norm)
         del returned_norm
-        self.node("norm_linear" if with_norm else "linear", inputs, outputs, backward, *saved_for_backward)
+        self.node("norm_linear" if has_norm else "linear", inputs, outputs, backward, *saved_for_backward)
         return output
 
     def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
@@ -411,11 +411,11 @@ class LinearKernels(RankKernels):
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            defers, layer_input = (
+            is_deferred, layer_input = (
                 self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
                 saved_tensors[0],
             )
-            if defers and layer_input is not None:
+            if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
