@@ -63,6 +63,7 @@ MODULES = (
     "tests/frameworks/megatron/test_megatron.py",
     "tests/frameworks/megatron/test_megatron_delta.py",
     "tests/frameworks/megatron/test_megatron_sparse.py",
+    "tests/frameworks/megatron/test_megatron_adapters.py",
 )
 """The modules with tests that compare."""
 

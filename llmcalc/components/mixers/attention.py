@@ -104,6 +104,10 @@ class Attention(TokenMixer):
     repeat_kv: whether its class lets torch's scaled_dot_product_attention repeat a single head of keys and values, or
         repeats it before, true by default; otherwise that runs its math backend, the only one that broadcasts (Falcon).
         Parameters and FLOPs do not change.
+    copies_heads: whether its class copies queries, keys and values to [batch, heads, tokens, size], whose order the
+        output of scaled_dot_product_attention has, too (Whisper); false by default. Parameters and FLOPs do not change.
+    floors_scores: whether its class limits masked scores from below in eager attention (XGLM), which keeps them for the
+        backward pass; false by default. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
@@ -147,6 +151,8 @@ class Attention(TokenMixer):
     float32_softmax: Flag = True
     float32_scores: Flag = False
     repeat_kv: Flag = True
+    copies_heads: Flag = False
+    floors_scores: Flag = False
     fused_qkv: Flag = False
     whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
@@ -372,6 +378,8 @@ class Attention(TokenMixer):
             float32=self.float32_softmax,
             float32_scores=self.float32_scores,
             repeat_kv=self.repeat_kv,
+            copies_heads=self.copies_heads,
+            floors_scores=self.floors_scores,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )

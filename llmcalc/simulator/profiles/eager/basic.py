@@ -33,7 +33,7 @@ class BasicKernels(Lowering):
             lending_layer = operation.options.get("lent")
             path = self.module_path(levels_up=1 if lending_layer else 0)
             bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
-        rows = self.run_config.new(output.rows)
+        rows = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
@@ -41,6 +41,10 @@ class BasicKernels(Lowering):
         if operation.options.get("float32"):
             x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
         self.set(output, self.linear_output(operation, x, weight, bias))
+
+    def output_rows(self, operation: Step) -> Number:
+        """Returns the rows per sequence, the last ones, that a linear layer computes."""
+        return self.run_config.new(operation.outs[0].rows)
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
@@ -193,6 +197,14 @@ class BasicKernels(Lowering):
         if activation_name == "situ":
             bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(bounded, self.t.function("sigmoid", x))
+        if activation_name in ("clamped", "clamped_plus_one"):
+            limited = self.t.clamp(x, both=True)
+            return limited if activation_name == "clamped" else self.t.add_number(limited)
+        if activation_name == "clamped_silu":
+            return self.t.function("silu", self.t.clamp(x))
+        if activation_name == "clamped_swish":
+            limited = self.t.clamp(x)
+            return self.t.mul(limited, self.t.function("sigmoid", self.t.scale(limited)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
