@@ -232,6 +232,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part query_factors": NOT_RUN,
         "part pooled": NOT_RUN,
         "part shared_scores": NOT_RUN,
+        "part value_experts": NOT_RUN,
         "part multi_token_prediction": "the comparison leaves it out, as training does by default",
         "optimizer adafactor": NOT_RUN,
         "optimizer muon": "refused on shards",
