@@ -63,11 +63,19 @@ class NgramInput(Component):
             "embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, read=self.ngram_heads, kind=self.kind
         )
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
+        recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
-        value = recorder.linear("value_proj", vectors, hidden)
+        recorder.hold(keys=keys)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
-        gate = recorder.act(recorder.sum(recorder.mul(keys, queries), streams), "sigmoid")
+        recorder.hold(queries=queries)
+        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden.size**-0.5)
+        recorder.hold(gate=gate)
+        gate = recorder.act(gate, "signed_root")
+        recorder.hold(gate=gate)
+        gate = recorder.act(gate, "sigmoid")
+        value = recorder.linear("value_proj", vectors, hidden)
         gated = recorder.mul(gate, value, axes=x.axes)
+        recorder.hold(gated=gated)
         if kernel is None:
             return gated
         normed = recorder.norm("conv_norm", gated, self.norm, groups=streams)
