@@ -81,7 +81,9 @@ class StreamKernels(Lowering):
 
     def refuse_recomputed(self, operation: Step) -> None:
         """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
-        if any(id(module_call.scope) in self.recomputed_modules for module_call in self.frames):
+        if self.recompute.layers or any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
             raise self.unsupported(
                 "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
                 operation.name,
