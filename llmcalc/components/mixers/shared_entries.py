@@ -326,8 +326,8 @@ class SharedEntryAttention(TokenMixer):
         )
         weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
-        found = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=found)
+        block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
+        return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=block_counts)
 
     def describe(self, hidden_size: int) -> str:
         kind = "shared entries" if self.entries_shared else "entries"
