@@ -517,11 +517,12 @@ class Attention(TokenMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         from ..distance import Alibi, LayerBias, TransformerXL
+        from ..networks.router import LinearRouter
         from .block_indexer import BlockIndexer
         from .output_gate import OutputGate
         from .qk_norm import QKNorm
         from .query_factors import QueryFactors
-        from .value_experts import LinearRouter, ValueExperts
+        from .value_experts import ValueExperts
 
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)

@@ -393,7 +393,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
             stored_rows = self.cache.load(forward_pass)
-            entries, latent, pending = None if stored_rows is None else stored_rows[0], None, ()
+            entries, latent = None if stored_rows is None else stored_rows[0], None
+            pending: tuple[Tensor, ...] = ()
             if gate is None:
                 latent = self.norm(kv)
             else:

@@ -157,7 +157,7 @@ class Config:
             for name_or_alias in present
             if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
         }
-        last_of_others = next((name for name in reversed(self.data) if name in others), None) if others else None
+        last_of_others = next((name for name in reversed([*self.data]) if name in others), None) if others else None
         return present[0] if last_of_others is None else last_of_others
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:

@@ -79,16 +79,6 @@ class StreamKernels(Lowering):
         if operation.options["keeps"]:
             self.memo[key] = x
 
-    def refuse_recomputed(self, operation: Step) -> None:
-        """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
-        if self.recompute.layers or any(
-            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
-        ):
-            raise self.unsupported(
-                "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
-                operation.name,
-            )
-
     @compared(BY_TORCH)
     def do_root_mean_square(self, operation: Step) -> None:
         aten, x = self.t, self.get(operation.ins[0])
