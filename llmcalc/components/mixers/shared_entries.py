@@ -61,7 +61,7 @@ class CandidateBlocks(Part):
 
 
 class EntryKeyIndexer(Part):
-    """Small query heads that score one key per entry and select the entries that a token attends to.
+    """Small query heads that score one key per entry, to select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of a key.
@@ -218,7 +218,9 @@ class SharedEntryAttention(TokenMixer):
             recorder.hold(entries=entries, entries_seen=mask)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
-                recorder.scores("entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits)
+                recorder.scores(
+                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                )
             )
         weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
         recorder.hold(shares=weights)
@@ -228,7 +230,7 @@ class SharedEntryAttention(TokenMixer):
             y = recorder.add(y, recorder.weighted(weights, entries))
             recorder.hold(out=y)
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, back=True)
+        y = recorder.rope(y, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
@@ -238,24 +240,24 @@ class SharedEntryAttention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries, of this layer or a lower one."""
         assert self.compress_rate is not None
-        lent: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lent.get("entries"), dim)
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
         else:
             latent, entries = self._latent_and_entries(recorder, x, dim, rope)
-            lent["entries"] = entries
+            lower_entries["entries"] = entries
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
         recorder.hold(entries=entries)
         visible = recorder.whole_entries(q, entries, self.compress_rate)
         recorder.hold(seen=visible)
         if self.indexer is None:
-            selection = recorder.of_lower_layer("selection", x, lent.get("selection"))
+            selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
                 selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
-            lent["selection"] = selection
+            lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
         return recorder.among(visible, selection, entries)
@@ -264,22 +266,22 @@ class SharedEntryAttention(TokenMixer):
         """Returns the new entries before RoPE, and all entries so far after it."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
-        pending: tuple[Value, ...] = ()
+        unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
                 gate = recorder.linear("gate_proj", x, dim)
                 recorder.hold(gate=gate)
-                pending = recorder.with_rest(kv, gate)
-                recorder.hold(kv=pending[0], gate=pending[1])
-                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
+                unpooled_rows = recorder.with_rest(kv, gate)
+                recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
+                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
-            entries = recorder.rope(latent, rope, every=rate.size)
+            entries = recorder.rope(latent, rope, row_stride=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in pending), rows=x.rows)
-            return latent, recorder.keep_entries(op, entries, *pending)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _selection(
         self,
@@ -296,18 +298,18 @@ class SharedEntryAttention(TokenMixer):
         latent: the new entries before RoPE; None for shared ones. visible: the mask of whole entries.
         """
         assert self.compress_rate is not None
-        lent: dict[str, Value] = recorder.memo["entries"]
+        lower_entries: dict[str, Value] = recorder.memo["entries"]
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lent.get("keys"), dim)
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), dim)
         else:
             with recorder.function():
                 keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
                 recorder.hold(new=keys)
-                keys = recorder.rope(keys, rope, every=self.compress_rate)
+                keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
                 recorder.hold(new=keys)
                 keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
-            lent["keys"] = keys
+            lower_entries["keys"] = keys
             recorder.keep(keys=keys)
         recorder.hold(keys=keys)
         q = recorder.linear("q_proj", compressed_query, heads, dim)
@@ -322,7 +324,10 @@ class SharedEntryAttention(TokenMixer):
             keys, visible = recorder.candidates(keys, visible, blocks.candidate_block_size)
             recorder.hold(keys=keys, seen=visible)
         scores = recorder.act(
-            recorder.scale(recorder.scores("core", q, keys, cross=True, **core), indexer.index_head_dim**-0.5), "relu"
+            recorder.scale(
+                recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
+            ),
+            "relu",
         )
         weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
@@ -342,7 +347,7 @@ class SharedEntryAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers that need no other; an example of the stack has those that read the entries of others."""
+        """Returns layers with entries of their own; an example of the stack has the layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[name] for name in ("local", "computing", "finding")]
 
@@ -360,11 +365,11 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
     blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
-    of_two_tokens = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
+    rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared = {"compress_rate": 1, "entries_shared": True}
     changes: dict[str, dict[str, Any]] = {
         "local": {},
-        "computing": of_two_tokens,
+        "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
         "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
         "reusing": {**shared, "index_topk": 2},
@@ -444,15 +449,19 @@ def _reference_class() -> type[nn.Module]:
                 offsets = torch.arange(size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // size * size
-                in_own_block = keys.shape[1] - own_block
-                positions = torch.cat([positions[:, :in_own_block], positions[:, size:]], 1)  # its own block is first
+                index_in_own_block = keys.shape[1] - own_block
+                positions = torch.cat(
+                    [positions[:, :index_in_own_block], positions[:, size:]], 1
+                )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
-            in_blocks = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
-            in_blocks = in_blocks.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[..., : keys.shape[1]]
-            return keys, visible & in_blocks, None
+            is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
+                ..., : keys.shape[1]
+            ]
+            return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
@@ -462,11 +471,15 @@ def _reference_class() -> type[nn.Module]:
                 return
             size, tokens = blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % size
-            best = nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            block_scores = (
+                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            )
             blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
-            best = best.scatter(-1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
-            ranked = best.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked[..., : blocks.candidate_topk_blocks]
+            block_scores = block_scores.scatter(
+                -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
+            )
+            ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Returns the keys of all entries so far. latent: the new entries before RoPE; None without one."""

@@ -44,14 +44,17 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
-    def of_lower_layer(self, name: str, x: Value, lent: Value | None, *axes: Axis) -> Value:
+    def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
         """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name.
 
-        lent: that value; None where the layer is recorded alone. axes: those of entries and keys; none of a selection.
+        lower_value: that value; None where the layer is recorded alone.
+        axes: the axes of entries and keys; none of a selection.
         """
-        if lent is None:
-            lent = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
-        return self.step("of_lower_layer", "", (x,), Value(lent.rows, lent.axes, fixed=lent.fixed), slot=name)
+        if lower_value is None:
+            lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
+        return self.step(
+            "of_lower_layer", "", (x,), Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed), slot=name
+        )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
@@ -102,7 +105,7 @@ class EntryVerbs(Recorder):
         bits: Number = None,
         last: tuple[Value, ...] = (),
     ) -> None:
-        """Records a state that is cached per sequence, of a size that does not depend on the number of rows.
+        """Records a cached state per sequence, whose size does not depend on the number of rows.
 
         last: the values whose last row it is; none where a step that reads it keeps it.
         """
