@@ -131,6 +131,20 @@ class Elementwise(Views):
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
+    def absolute(self, x: Tensor) -> Tensor:
+        """Returns |x|, whose gradient is multiplied by the sign of x."""
+
+        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            sign = self.like(x)
+            return (self.like(output_gradient, sign),)
+
+        return record(self.graph, "abs", (x,), lambda: self.like(x), backward, x)
+
+    def sign(self, x: Tensor) -> Tensor:
+        """Returns the sign of x, whose gradient is zeros."""
+        shape = x.shape
+        return record(self.graph, "sign", (x,), lambda: self.like(x), lambda g, _: (self.graph.new(shape, g.dtype),))
+
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
             return tuple(

@@ -12,6 +12,7 @@ from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import Weight as VectorWeight
+from ....workload.derived_rows import Multiple
 from ....workload.rows import Rows
 from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
@@ -91,6 +92,11 @@ class BasicKernels(Lowering):
     def _look_up_indices(self, rows: Rows, index_kind: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
+            if isinstance(rows, Multiple) and rows.of in self.inputs:
+                ids = self.inputs[rows.of]
+                n_grams = self.t.new((ids.shape[0], self.run_config.new(rows)), INT64)
+                self.frames[-1].local_tensors["n-grams"] = n_grams
+                return n_grams
             if rows not in self.inputs:
                 reason = (
                     f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
@@ -209,6 +215,8 @@ class BasicKernels(Lowering):
             return x
         if activation_name == "exp":
             return self.t.exp(x)
+        if activation_name == "signed_root":
+            return self.t.mul(self.t.sqrt(self.t.clamp(self.t.absolute(x))), self.t.sign(x))
         if activation_name == "softmax":
             return self.t.softmax(x)
         if activation_name not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
