@@ -20,6 +20,7 @@ import { themeSwitch } from "./theme_switch.js";
 import { t } from "./words.js";
 
 const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
+const LATEST_PAINT = 300; // ms after which Python starts in any case: it takes the processors that a first picture needs
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build
@@ -98,6 +99,12 @@ async function link() {
   }
 }
 
+/** Resolves when what was drawn is on the screen; soon also where the page is in the background and nothing is painted. */
+const painted = () => new Promise((resolve) => {
+  requestAnimationFrame(() => setTimeout(resolve));
+  setTimeout(resolve, LATEST_PAINT);
+});
+
 /** What was made at build of a preset, fetched once; null where it cannot be had now. */
 const made = (preset) => (fetched[preset] ??= fetch(here(`first/${encodeURIComponent(preset)}.json`)).then((found) => (found.ok ? found.json() : null)).catch(() => {
   delete fetched[preset];
@@ -138,7 +145,9 @@ async function update() {
       }));
       first = false;
       draw();
-      requestAnimationFrame(() => setTimeout(() => { window.llmcalc.first = performance.now(); })); // when it is painted
+      await painted();
+      window.llmcalc.first = performance.now();
+      ready().catch((error) => problem(t("Python does not run here: {0}", error.message)));
     }
     const fresh = await Promise.all(models.map(async (model) => ({ ...entry(model), ...(await answered(model)) })));
     window.llmcalc.live = true;
@@ -267,7 +276,6 @@ async function start() {
   });
   document.head.append(h("link", { rel: "stylesheet", href: here("vendor/katex.min.css") }));
   await presets.catch(() => {});
-  ready.catch((error) => problem(t("Python does not run here: {0}", error.message)));
   await begin();
 }
 
