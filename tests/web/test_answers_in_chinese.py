@@ -123,6 +123,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("gpt-oss-20b", {"quantize": "awq-int4-g128"}),
     ("lfm2-24b-a2b", {"engine": "tensorrt-llm"}),
     ("mamba2-2.7b", {}),
+    ("bert-base", {}),
     ("whisper-large-v2", {"engine": "sglang"}),
     ("qwen3-0.6b", {"hardware": "tpu-v5e"}),
     ("qwen3-0.6b", {"hardware": "mi300x", "engine": "tensorrt-llm"}),

@@ -17,7 +17,7 @@ import { ask, ready, Refused, times } from "./python.js";
 import { saveButtons } from "./save_buttons.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
 import { themeSwitch } from "./theme_switch.js";
-import { t } from "./words.js";
+import { t, translated } from "./words.js";
 
 const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
 const LATEST_PAINT = 300; // ms after which Python starts in any case: it takes the processors that a first picture needs
@@ -141,7 +141,7 @@ async function update() {
     if (first) {
       shown = await Promise.all(models.map(async (model) => {
         const found = await prepared(model);
-        return found ? { model, title: found.answer.params.model.title, answer: found.answer, memory: { memory: found.memory } } : entry(model);
+        return found ? { model, title: found.answer.params.model.title, answer: found.answer, memory: found.memory.error ? { error: translated(found.memory.error) } : { memory: found.memory } } : entry(model);
       }));
       first = false;
       draw();
