@@ -89,7 +89,10 @@ UNUSED_STANDARD_MODULES = (
     *(f"{process}/" for process in ("multiprocessing", "concurrent/interpreters")),
     *(f"asyncio/{part}." for part in ("proactor_events", "tools", "windows_events", "windows_utils")),
     *(f"logging/{part}." for part in ("config", "handlers")),
-    *(f"encodings/{name}" for name in ("_win", "big5", "charmap", "cp", "euc_", "gb", "hp_", "hz", "iso2022", "iso8859_")),
+    *(
+        f"encodings/{name}"
+        for name in ("_win", "big5", "charmap", "cp", "euc_", "gb", "hp_", "hz", "iso2022", "iso8859_")
+    ),
     *(f"encodings/{name}" for name in ("johab", "koi8", "kz1048", "mac_", "palmos", "ptcp", "rot_13", "shift_jis")),
     "tarfile.",
 )
@@ -221,7 +224,10 @@ def pack(out: Path) -> None:
         later = {"wheels": [own], "only": LATER, "without": CLUSTER}
         cluster = {"wheels": [own], "only": CLUSTER}
         archives = {"app.pack": app, "later.pack": later, "cluster.pack": cluster, "sympy.pack": {"wheels": algebra}}
-        archives |= {"shapes.pack": {"wheels": [own], "only": SHAPES}, "configs.pack": {"wheels": [own], "only": CONFIGS}}
+        archives |= {
+            "shapes.pack": {"wheels": [own], "only": SHAPES},
+            "configs.pack": {"wheels": [own], "only": CONFIGS},
+        }
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
         plan["standard_library"] = {"without": UNUSED_STANDARD_MODULES}
         run("node", WEB / "pack.mjs", json.dumps(plan))
