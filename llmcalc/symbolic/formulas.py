@@ -23,7 +23,17 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, has_sympy, keys, latest_symbolic, values_only
+from .symbolic import (
+    ELEMENT_BYTES,
+    KEYS,
+    Meaning,
+    Symbolic,
+    element_bytes,
+    has_sympy,
+    keys,
+    latest_symbolic,
+    values_only,
+)
 
 Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
 QUANTITIES: dict[Quantity, tuple[str, str]] = {
