@@ -1,5 +1,5 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
-import { $, h, here } from "./dom.js";
+import { $, h, here, painted } from "./dom.js";
 import { config } from "./hub.js";
 import { drawAll, lazyPanel } from "./lazy_panel.js";
 import { modelList } from "./model_list.js";
@@ -20,14 +20,14 @@ import { themeSwitch } from "./theme_switch.js";
 import { t, translated } from "./words.js";
 
 const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
-const LATEST_PAINT = 300; // ms after which Python starts in any case: it takes the processors that a first picture needs
+const LINK_WAITS = 120; // ms without a change before the link is written
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build
 let defaults = { ctx: 8192, batch: 1, weights: "bf16", kv: "bf16" };
 const fetched = {}; // preset → the promise of its first answer
 let shown = []; // one entry a model: {model, title, answer, memory, error}
-let first = true, running = false, again = false, waiting = null;
+let first = true, running = false, again = false, waiting = null, linking = null;
 
 /** For the tests: times in milliseconds, and whether all that was asked is drawn. */
 window.llmcalc = { times, live: false, settled: false };
@@ -89,6 +89,7 @@ function act(settings) {
 }
 
 async function link() {
+  clearTimeout(linking);
   try {
     history.replaceState(null, "", `#${await hash()}`);
     $("language").hash = location.hash;
@@ -99,11 +100,11 @@ async function link() {
   }
 }
 
-/** Resolves when what was drawn is on the screen; soon also where the page is in the background and nothing is painted. */
-const painted = () => new Promise((resolve) => {
-  requestAnimationFrame(() => setTimeout(resolve));
-  setTimeout(resolve, LATEST_PAINT);
-});
+/** Writes the link when a control rests: browsers take their time for it, and refuse many in a row. */
+function linkSoon() {
+  clearTimeout(linking);
+  linking = setTimeout(link, LINK_WAITS);
+}
 
 /** What was made at build of a preset, fetched once; null where it cannot be had now. */
 const made = (preset) => (fetched[preset] ??= fetch(here(`first/${encodeURIComponent(preset)}.json`)).then((found) => (found.ok ? found.json() : null)).catch(() => {
@@ -128,7 +129,7 @@ async function answered(model) {
 }
 
 async function update() {
-  link();
+  linkSoon();
   window.llmcalc.settled = false;
   if (running) {
     again = true;
