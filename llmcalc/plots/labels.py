@@ -138,9 +138,7 @@ def place_names(
         )
         own_point = ax.transData.transform(point)
         for shift_right, shift_up, alignment in places:
-            position = tuple(
-                shift + math.copysign(own_radius, shift) * (shift != 0) for shift in (shift_right, shift_up)
-            )
+            position = _outward(shift_right, own_radius), _outward(shift_up, own_radius)
             text.set_position(position)
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()

@@ -429,7 +429,8 @@ def test_a_plan_without_a_framework_is_under_one_that_trains_the_model(run: Any,
         ),
         (
             ["t5-small", *MEGATRON],
-            "--framework megatron: Megatron's encoder-decoder models are counted only from a launch file; expected --launch",
+            "--framework megatron: Megatron's encoder-decoder models are counted only from a launch file; "
+            "expected --launch",
         ),
         (
             [SMALL, "--optimizer", "sgd", *MEGATRON],
