@@ -137,9 +137,9 @@ def _name_points(
     names: dict[tuple[float, float], list[str]] = {}
     radii: dict[tuple[float, float], float] = {}
     for share, point, path in points:
-        neighbour = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
-        radii.setdefault(neighbour, math.sqrt(_area(share) / math.pi))  # of the slowest, which is drawn the largest
-        names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
+        nearest_point = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
+        radii.setdefault(nearest_point, math.sqrt(_area(share) / math.pi))  # of the slowest, which is drawn the largest
+        names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
     words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
         for first_point, *other_points in names.values()
