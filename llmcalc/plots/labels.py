@@ -121,11 +121,11 @@ def place_names(
     pixels = ax.figure.dpi / 72
     same_radius = radius if isinstance(radius, (int, float)) else 0
     dots = [
-        (*ax.transData.transform(point), max(own_radius, same_radius) * pixels)
-        for point, own_radius in (*zip(points, radii, strict=True), *((point, 0.0) for point in other_points))
+        (*ax.transData.transform(point), max(point_radius, same_radius) * pixels)
+        for point, point_radius in (*zip(points, radii, strict=True), *((point, 0.0) for point in other_points))
     ]
     annotations: list[Annotation] = []
-    for point, name, own_radius in zip(points, names, radii, strict=True):
+    for point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
             label(name),
             point,
@@ -138,7 +138,7 @@ def place_names(
         )
         own_point = ax.transData.transform(point)
         for shift_right, shift_up, alignment in places:
-            position = _outward(shift_right, own_radius), _outward(shift_up, own_radius)
+            position = _outward(shift_right, point_radius), _outward(shift_up, point_radius)
             text.set_position(position)
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
