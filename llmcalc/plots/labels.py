@@ -136,14 +136,14 @@ def place_names(
             fontsize=7.5,
             color=INK,
         )
-        own_point = ax.transData.transform(point)
+        point_in_pixels = ax.transData.transform(point)
         for shift_right, shift_up, alignment in places:
             position = _outward(shift_right, point_radius), _outward(shift_up, point_radius)
             text.set_position(position)
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
-            beside = 1 + WIDER * extent.width
-            box = Box(extent.x0 - beside, extent.y0 - 1, extent.x1 + beside, extent.y1 + 1)
+            side_margin = 1 + WIDER * extent.width
+            box = Box(extent.x0 - side_margin, extent.y0 - 1, extent.x1 + side_margin, extent.y1 + 1)
             is_inside = (
                 frame.x0 + EDGE <= box.left
                 and box.right <= frame.x1 - EDGE
@@ -153,7 +153,7 @@ def place_names(
             covers = any(
                 box.left - dot < x < box.right + dot and box.bottom - dot < y < box.top + dot
                 for x, y, dot in dots
-                if (x, y) != tuple(own_point)
+                if (x, y) != tuple(point_in_pixels)
             )
             if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
                 if (shift_right, shift_up, alignment) not in PLACES:
