@@ -196,10 +196,10 @@ class Report(NamedTuple):
         data = self.data | {name: compute() for name, compute in self.computed_last.items()}
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | data
 
-    def brief(self) -> Report:
+    def brief(self, rest: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out.
+        A last note says how many notes, tables and rows are left out. rest: what prints them; default `--notes`.
         """
         tables: list[Table] = []
         remaining_notes, hidden = MOST_NOTES, 0
@@ -207,7 +207,7 @@ class Report(NamedTuple):
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
             left_out_notes += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: --notes"]
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest}"]
                 tables[-1], hidden = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break

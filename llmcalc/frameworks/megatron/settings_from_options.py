@@ -129,7 +129,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
     if memory_estimate.spec.kind != "decoder":
         raise InputError(
-            f"--framework megatron: {memory_estimate.spec.kind} models are read from launch files; expected --launch"
+            f"--framework megatron: Megatron's {memory_estimate.spec.kind} models are counted only from a launch file; "
+            "expected --launch"
         )
     if MTP.name in memory_estimate.states.count.include:
         raise InputError(
