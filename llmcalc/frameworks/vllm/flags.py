@@ -92,6 +92,9 @@ IDLE_SWITCHES = """
     --use-v2-block-manager --worker-use-ray -dpe -dph -dpm
     """.split()  # noqa: SIM905
 
+STATE_FORMATS = ("auto", "float32", "float16", "bfloat16")
+"""Number formats of recurrent states."""
+
 CPU_CONNECTORS = (
     "NixlConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "OffloadingConnector", "MooncakeConnector",
     "SharedStorageConnector", "ExampleConnector", "MultiConnector", "SimpleCPUOffloadConnector",
@@ -137,8 +140,8 @@ FLAGS = (
     Flag(("--task",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--convert",), "word", ("auto", "none"), is_idle=True),
     Flag(("--performance-mode",), "word", ("balanced", "throughput")),
-    Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
-    Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
+    Flag(("--mamba-cache-dtype",), "word", STATE_FORMATS),
+    Flag(("--mamba-ssm-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--enable-prefix-caching",), "switch"),
     Flag(("--async-scheduling",), "switch"),
     Flag(("--mm-processor-kwargs",), "table"),
