@@ -596,3 +596,8 @@ def test_outside_torch_a_dgx_spark_shares_its_memory_with_the_processor() -> Non
         answer(hardware=name, engine="vllm==0.22", max_num_seqs=64).result for name in ("dgx-spark", "rtx-pro-6000")
     )
     assert spark.bytes_of("non_torch") == 2350 * 2**20 > card.bytes_of("non_torch")
+
+
+def test_another_engine_behind_a_flag_is_named() -> None:
+    with pytest.raises(InputError, match="--omni: starts vLLM-Omni, an engine of its own, which is not modelled"):
+        answer(omni=True)
