@@ -66,3 +66,18 @@ def test_a_config_states_the_number_format_of_the_states(tmp_path: Path) -> None
         assert preset.state_dtype == dtype
         blocks.append(block_of(preset, "0.19"))
     assert blocks == [block_of("qwen3.5-35b-a3b", "0.19"), 544]
+
+
+@pytest.mark.parametrize(("word", "slot"), [("turboquant_k8v4", 388), ("turboquant_3bit_nc", 198)])
+def test_turboquant_packs_keys_and_values_of_a_head(word: str, slot: int) -> None:
+    """A head of 256 in k8v4: 256 + 128 + 4 bytes; in 3 bits: 96 + 2 of keys, 96 + 4 of values."""
+    sizes = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 10 * 2**30}
+    packed = answer("qwen3.6-27b", "0.24", kv_cache_dtype=word, **sizes)
+    layers, heads, state = 16, 2, 24 * 128 * 128 * 4 + 3 * 5120 * 2
+    tokens = -(-state // (heads * slot * 16)) * 16
+    assert packed.block_size == tokens
+    assert packed.blocks == 10 * 2**30 // (layers * heads * slot * tokens)
+    with pytest.raises(InputError, match=f"--kv-cache-dtype {word}: is modelled for models with recurrent states"):
+        answer("qwen3-8b", "0.24", kv_cache_dtype=word)
+    with pytest.raises(InputError, match=r"is modelled from vLLM 0\.21 on"):
+        answer("qwen3.6-27b", "0.20.2", kv_cache_dtype=word)
