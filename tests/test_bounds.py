@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "1,024 micro-batches of five chunks of each rank": (
         ("memory", "llama3-70b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "8", "--vpp",
          "5", "--num-microbatches", "1024"),
-        r"--num-microbatches 1024: a pipeline of torch .* expected at most 409",
+        r"--num-microbatches 1024: a pipeline of torch .* expected at most 307",
     ),
     "1e6 micro-batches of FSDP2's pipeline": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "4",
