@@ -353,7 +353,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best_replica = serving_replicas(memory_on_one, hardware, layout)
+            _, best_replica, _ = serving_replicas(memory_on_one, hardware, layout)
             ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
             answer_fields["chosen_for"] = hardware
         else:

@@ -16,11 +16,12 @@ gives the same sums.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from .effort import EFFORT
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
 
 MIN_BLOCK_SIZE = 512
@@ -215,12 +216,13 @@ class CachingAllocator:
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
-    def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
+    def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
         """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
+        EFFORT.units += len(steps)
         block_of, expandable = self._block_of, self.expandable_segments
         block_of += [NO_BLOCK] * (count - len(block_of))
         allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT

@@ -17,13 +17,14 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError, shown
 from ..frameworks.framework import EstimateErrors, Framework
-from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
+from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import WITHOUT_A_NAME, framework
-from ..parallel.layout import ImpossibleLayout, Layout, Schedule
+from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.schedules import Timetable, pipeline, timetable
+from ..parallel.schedule_formulas import bubble
 from ..parallel.search import NO_REPLICAS, Search, check_depth, search
+from ..simulator.effort import Budget
 from ..timing.spread import TIE, Range
 from .run_time import TimeSettings, TrainingTimes
 
@@ -43,6 +44,18 @@ Nearest: TypeAlias = Literal["always", "if none fits", "never"]
 """When a plan searches for the layout that requires least, of those that do not fit."""
 
 TOO_MUCH = "needs more than the usable memory"
+
+UNTRIED = "not tried: the search ended before it"
+"""The reason of layouts that were left when the budget of a search was spent."""
+
+WORK_OF_SEARCH = 14_000_000
+"""Units of work after which a search ends, about 5 seconds on a machine of 2026. See `simulator/effort.py`."""
+
+FEWER_LAYOUTS = "expected sizes that leave fewer layouts, such as --tp 8 --pp 4"
+"""What mends a search that ended early."""
+
+SHARE_OF_ESTIMATES = 0.5
+"""Share of a search's work after which it estimates no further layouts."""
 
 
 FURTHER_REPLAYS = 10
@@ -110,6 +123,7 @@ class Plan:
     order: layouts whose tensors may fit, best first.
     refused: reason → number of layouts.
     nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
+    ended_early: whether its work was spent before all layouts were tried, or enough of them replayed.
     """
 
     tried: int
@@ -119,6 +133,7 @@ class Plan:
     order: list[Candidate] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nearest: Candidate | None = None
+    ended_early: bool = False
 
 
 @dataclass
@@ -192,10 +207,15 @@ class LayoutPlan:
     def recomputed(self) -> int | None:
         """Number of layouts whose tensors fit with full recomputation.
 
-        None if enough layouts fit without it, if the user set recomputation, or if the plan tried it.
+        None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """
         is_chosen = self.memory.settings.recompute is not None or self.times is not None
-        if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+        if (
+            is_chosen
+            or self.plan.ended_early
+            or TOO_MUCH not in self.plan.refused
+            or len(self.plan.feasible) >= self.rows
+        ):
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
@@ -216,6 +236,7 @@ def plan_of(
     order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     recomputes: bool = True,
+    budget: Budget | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -227,8 +248,9 @@ def plan_of(
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     recomputes: whether a plan by time tries more recomputation than the run's own; true by default.
-    Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
-    micro-batches is given.
+    budget: the work of the search; default `WORK_OF_SEARCH`.
+    Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
+    is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
     record = framework(layout_request.framework or WITHOUT_A_NAME)
@@ -286,9 +308,27 @@ def plan_of(
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
         lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
+        budget or search_budget(),
     )
-    return LayoutPlan(
+    layout_plan = LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
+    )
+    if result.ended_early and not result.feasible and not result.unreplayed:
+        raise early_end(layout_plan)
+    return layout_plan
+
+
+def search_budget() -> Budget:
+    """Returns the work of a search that begins now."""
+    return Budget(WORK_OF_SEARCH)
+
+
+def early_end(layout_plan: LayoutPlan) -> InputError:
+    """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
+    plan = layout_plan.plan
+    return InputError(
+        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
+        f"were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
@@ -358,6 +398,7 @@ class _Candidates:
     capacity: int
     recomputations: Sequence[str]
     least: Callable[[Layout, int, str], int]
+    budget: Budget
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
@@ -365,11 +406,14 @@ class _Candidates:
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
+        Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self.never_fits(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
-            if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
+            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
+                results[i] = None if too_large[i] else InputError(UNTRIED)
+            elif not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
                     results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
@@ -379,6 +423,13 @@ class _Candidates:
     def never_fits(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
+
+    def least_need(self, layout: Layout, micro_batches: int) -> int:
+        """Returns a lower bound of the bytes of a layout with the most recomputation; 0 where there is none."""
+        try:
+            return self.least(layout, micro_batches, self.recomputations[-1])
+        except InputError:
+            return 0
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
@@ -461,6 +512,7 @@ def plan(
     seconds: Callable[[Layout, int, str], float] | None = None,
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
+    budget: Budget | None = None,
 ) -> Plan:
     """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
@@ -477,11 +529,13 @@ def plan(
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
         none.
+    budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica beside
     `--zero` holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
-    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
+    budget = budget or search_budget()
+    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least, budget)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
@@ -507,6 +561,9 @@ def plan(
     for _ in range(rows + FURTHER_REPLAYS):
         if len(result.feasible) == rows or not waiting:
             break
+        if result.replays and budget.is_spent():
+            result.ended_early = True
+            break
         candidate = waiting.pop(0)
         replayed_candidate, result.replays = replay(candidate, capacity), result.replays + 1
         if replayed_candidate is None:
@@ -521,9 +578,14 @@ def plan(
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
         refused_candidates = _with_too_large(refused_candidates, too_large, candidates, layouts)
         too_large = []
-        result.nearest = _smallest_replay(refused_candidates, replay, errors)
+        result.nearest = _smallest_replay(refused_candidates, replay, errors, budget)
     result.refused = dict(layouts.refused)
-    if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
+    result.ended_early |= UNTRIED in result.refused
+    if (
+        result.refused
+        and UNTRIED not in result.refused
+        and not (result.feasible or waiting or refused_candidates or too_large)
+    ):
         counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
         reason = layouts.errors.get(max(counted, key=counted.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
@@ -541,10 +603,17 @@ def _with_too_large(
 ) -> list[Candidate]:
     """Returns the candidates that do not fit, including those that were not estimated before.
 
-    They have the order of the search; replayed ones come later, and last those that fit with no run.
+    They have the order of the search; replayed ones come later, and last those that fit with no run. Those that need
+    least at least are estimated first; where the budget is spent, the others are left out.
     """
     all_refused = list(refused_candidates)
-    for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
+
+    def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
+        return candidates.never_fits(layout_run[0]), candidates.least_need(*layout_run)
+
+    for layout, micro_batches in sorted(too_large, key=least_need):
+        if all_refused and candidates.budget.is_spent(SHARE_OF_ESTIMATES):
+            break
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
@@ -563,6 +632,7 @@ def _smallest_replay(
     refused_candidates: list[Candidate],
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
+    budget: Budget,
 ) -> Candidate | None:
     """Returns the layout that needs least memory in a replay among the layouts that do not fit; None if all fit.
 
@@ -573,7 +643,9 @@ def _smallest_replay(
     replays = 0
     for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
         if smallest_candidate is not None and (
-            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes)
+            or replays == NEAREST_REPLAYS
+            or budget.is_spent()
         ):
             break
         replayed_candidate, replays = (
@@ -651,25 +723,3 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
         for candidate in candidates:
             position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
-
-
-def bubble(layout: Layout, micro_batches: int) -> float:
-    """Returns the fraction of a step in which a rank is idle, if backward passes take twice as long as forward passes.
-
-    The schedule is simulated only up to the micro-batches after which it repeats without a wait.
-    """
-    if layout.pp == 1:
-        return 0.0
-    simulated_micro_batches = distinct_micro_batches(layout, micro_batches)
-    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated_micro_batches)
-    remaining_time = (micro_batches - simulated_micro_batches) * layout.vpp * FORWARD_AND_BACKWARD
-    return timetable.idle / (timetable.time + remaining_time)
-
-
-FORWARD_AND_BACKWARD = 3
-"""Time of both passes through a chunk, in units of a forward pass."""
-
-
-@cache
-def _run(pp: int, vpp: int, schedule: Schedule, micro_batches: int) -> Timetable:
-    return timetable(pipeline(Layout(pp=pp, vpp=vpp, schedule=schedule), micro_batches))

@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.search import Search, search
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, bubble, plan, ranked
+from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, plan, ranked
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"

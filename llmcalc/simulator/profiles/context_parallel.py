@@ -28,6 +28,9 @@ from .eager.attention import AttentionKernels
 CHUNKS = 2
 """Parts of each sequence that a rank has."""
 
+DISTINCT_ROUNDS = 3
+"""Rounds around the first, the last and a rank's own after which rounds of the ring do the same."""
+
 ROWS = 2
 """The axis of rows in [batch, heads, rows, size]."""
 
@@ -38,11 +41,23 @@ class Ring:
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
+    peaks_only: whether rounds are left out that allocate what the round before allocates, which changes no peak of
+        allocated bytes; false by default.
     """
 
     ranks: int
     rank: int
     gathers: bool = True
+    peaks_only: bool = False
+
+    def rounds(self) -> list[int]:
+        """Returns the numbers of the rounds that run: one for each rank of the ring."""
+        changes = 0, self.rank, self.ranks - 1
+        return [
+            i
+            for i in range(self.ranks)
+            if not self.peaks_only or any(abs(i - change) <= DISTINCT_ROUNDS for change in changes)
+        ]
 
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
@@ -218,7 +233,7 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
         rotater = Rotater(self.graph, ring_size, self.ring.gathers)
-        for i in range(ring_size):
+        for i in self.ring.rounds():
             if i > 0:
                 next_kv = rotater.next_buffer(key)
                 key, value = _split_in_two(next_kv, key.shape)
@@ -252,7 +267,7 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
         dkv_rotater = Rotater(self.graph, ring_size, gathers=False)
-        for i in range(ring_size):
+        for i in self.ring.rounds():
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
                 key, value = _split_in_two(buffer, key.shape)
