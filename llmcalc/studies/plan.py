@@ -54,7 +54,7 @@ WORK_OF_SEARCH = 14_000_000
 FEWER_LAYOUTS = "expected sizes that leave fewer layouts, such as --tp 8 --pp 4"
 """What mends a search that ended early."""
 
-SHARE_OF_ESTIMATES = 0.5
+SHARE_OF_ESTIMATES = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
 

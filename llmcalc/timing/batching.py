@@ -180,7 +180,13 @@ class Replica:
         key = _int_if_whole(prompt_count), server
         if key not in self._timed_prompts:
             computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-            self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk, server)
+            if server:  # the passes of a long prompt are many, and the same with a server's time
+                of_device = self.prompts(prompt_count)
+                seconds = self.stack.first_token
+                parts = of_device.parts | {"server": seconds}
+                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.priced)
+            else:
+                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
         return self._timed_prompts[key]
 
     @cached_property
@@ -188,17 +194,13 @@ class Replica:
         """Number of prompts and whether a server's time counts → the time, since a long prompt has many passes."""
         return {}
 
-    def prompt_pass(
-        self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
-    ) -> InferencePass:
+    def prompt_pass(self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
         layout, formats = self.layout, self.formats
-        timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached, chunk, layout, formats, server
-        )
+        timed_pass = prefill(self.spec, self.device, self.stack, prompt_count, tokens, cached, chunk, layout, formats)
         if self.speculation is None:
             return timed_pass
         seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)

@@ -16,9 +16,10 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, plan, ranked
+from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, plan, ranked, search_budget
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -124,7 +125,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     assert plan_of_layouts.refused == {TOO_MUCH: 1}
     nearest = planned(15).nearest
     assert nearest is not None
-    assert (nearest.layout.pp, estimated) == (4, [4, 1, 2])
+    assert (nearest.layout.pp, estimated) == (4, [4, 2, 1])
 
 
 def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:
@@ -346,7 +347,11 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
     ask = fit_devices.DevicesQuestion(
-        LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
+        LayoutEstimates(one, record),
+        SimpleNamespace(capacity_bytes=capacity),
+        LayoutRequest(devices=1),
+        None,
+        search_budget(),
     )  # type: ignore[arg-type]
     found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, lambda: 0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each

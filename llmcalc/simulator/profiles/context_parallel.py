@@ -25,6 +25,9 @@ from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
 
+MOST_RANKS = 256
+"""Most ranks of a ring whose rounds are replayed."""
+
 CHUNKS = 2
 """Parts of each sequence that a rank has."""
 
@@ -66,8 +69,15 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
-    """Returns the number of tokens of a sequence on one rank. Raises `InputError` where torch fails."""
+    """Returns the number of tokens of a sequence on one rank.
+
+    Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
+    """
     chunks = CHUNKS * layout.cp
+    if layout.cp > MOST_RANKS:
+        raise InputError(
+            f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MOST_RANKS}"
+        )
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
     if layout.cp > 1 and seq % chunks:
