@@ -18,8 +18,9 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
+from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, plan, ranked, search_budget
+from llmcalc.studies.plan import TOO_MUCH, UNTRIED, Candidate, LayoutEstimates, Plan, plan, ranked, search_budget
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -95,6 +96,47 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
         larger += least > estimate.least_bytes(layout)
         assert least <= estimate.largest_rank(layout, number)[0]
     assert larger > len(layouts) // 4
+
+
+def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may fit and was not tried has a reason of its own, and what surely does not fit is still counted so."""
+
+    def needed(layout: Layout, number: int, recompute: str) -> int:
+        EFFORT.units += 60
+        return 50
+
+    def planned(units: int) -> Plan:
+        return plan(
+            Search([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
+            SimpleNamespace(capacity_bytes=60),  # type: ignore[arg-type]
+            needed,
+            lambda *_: 1,
+            lambda *_: 50,
+            9,
+            EstimateErrors(0.1),
+            least=lambda layout, *_: 100 if layout.pp == 1 else 0,
+            budget=Budget(units),
+        )
+
+    whole, early = planned(10**6), planned(100)
+    assert not whole.ended_early
+    assert early.ended_early
+    assert [candidate.layout.pp for candidate in early.feasible] == [8]
+    assert len(whole.feasible) == 3
+    assert (whole.refused, early.refused) == ({TOO_MUCH: 1}, {UNTRIED: 2, TOO_MUCH: 1})
+
+
+def test_a_search_that_ends_early_is_no_no(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits so far: it is an error, and not the answer that nothing fits."""
+    monkeypatch.setattr("llmcalc.studies.plan.WORK_OF_SEARCH", 1)
+    monkeypatch.setattr("llmcalc.studies.fit_serving.WORK_OF_SEARCH", 1)
+    sizes = ("llama3-8b", "--hardware", "h100", "--devices", "8")
+    for words in (("plan", *sizes), ("fit", *sizes, "--phase", "training")):
+        code, _, error = run(*words, "--batch", "64", "--seq", "8k")
+        assert code == 2
+        assert "the search ended before all" in error
+    code, _, error = run("fit", "llama3-405b", *sizes[1:])
+    assert (code, "search ended before" in error) == (2, True)
 
 
 def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
