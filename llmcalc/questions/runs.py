@@ -480,7 +480,8 @@ def ask_plan(
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
-    from ..studies.plan import parse_sizes, plan_of
+    from ..studies.layout_candidates import parse_sizes
+    from ..studies.plan import plan_of
 
     requested_sizes = None if where is None else parse_sizes(where)
     question = replace(question, is_tried=True)

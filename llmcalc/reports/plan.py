@@ -8,17 +8,8 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import (
-    AS_CONFIGURED,
-    ENOUGH_HEADROOM,
-    FEWER_LAYOUTS,
-    UNTRIED,
-    Candidate,
-    LayoutPlan,
-    Plan,
-    place_of,
-    ties,
-)
+from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, place_of, ties
+from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text

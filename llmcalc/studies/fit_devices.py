@@ -17,9 +17,9 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from ..simulator.effort import Budget
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
+from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
-    Candidate,
     LayoutEstimates,
     LayoutPlan,
     Nearest,

@@ -20,7 +20,8 @@ from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
 from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, UNTRIED, Candidate, LayoutEstimates, Plan, plan, ranked, search_budget
+from llmcalc.studies.layout_candidates import Candidate, ranked
+from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, Plan, plan, search_budget
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
