@@ -148,6 +148,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
          "--batch", "1M"),
         r"--devices 1024: nothing fits so far, and the search ended before all \d+ layouts were tried and replayed",
     ),
+    "100,000 layers of DeepSpeed": (
+        ("memory", "llama3-8b?num_hidden_layers=100000", "--phase", "training", "--framework", "deepspeed", "--dp", "8",
+         "--zero", "3"),
+        r"--framework deepspeed: 100,000 layers are too many, each of which is replayed; expected at most 10,000",
+    ),
     "512 ranks of torch's ring": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--cp", "512", "--seq", "1M", "--fsdp",
          "1"),
