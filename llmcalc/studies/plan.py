@@ -45,7 +45,7 @@ UNTRIED = "not tried: the search ended before it"
 """The reason of layouts that were left when the budget of a search was spent."""
 
 WORK_OF_SEARCH = 14_000_000
-"""Units of work after which a search ends, about 5 seconds on a machine of 2026. See `simulator/effort.py`."""
+"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/effort.py`."""
 
 FEWER_LAYOUTS = "expected sizes that leave fewer layouts, such as --tp 8 --pp 4"
 """What mends a search that ended early."""
