@@ -30,18 +30,19 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
 
     attention: the implementation if the settings name none; default: the phase's default.
     """
-    serves = settings.serves
-    default: AttentionImplementation = "flash" if serves else "sdpa"
-    like_classes = settings.fused_qkv is None and not serves
+    is_serving = settings.serves
+    default: AttentionImplementation = "flash" if is_serving else "sdpa"
+    like_classes = settings.fused_qkv is None and not is_serving
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or default,
-        norm=settings.norm or ("fused" if serves else "eager"),
+        norm=settings.norm or ("fused" if is_serving else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
         caps_logits=trains_as_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
+        logits_to_keep=settings.logits_to_keep,
         divides_logits=bool(settings.divide_logits),
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
@@ -123,6 +124,11 @@ def training_run(
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
     if memory_use.adapters is not None:
+        if memory_use.adapters.is_parallel:
+            raise InputError(
+                f"--lora-library {memory_use.adapters.library}: its adapters stand beside a framework's own layers; "
+                "expected the --framework that it trains with, too"
+            )
         adapters = Adapters(
             memory_use.adapters.rank,
             memory_use.adapters.targets,
@@ -184,11 +190,15 @@ def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
     """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
-    block, seq, computing = cache_block(settings, memory_use), memory_use.workload.seq, activation_format(memory_use)
-    if memory_use.kv_dtype and not block and memory_use.kv_dtype != computing:
+    block, seq, compute_format = (
+        cache_block(settings, memory_use),
+        memory_use.workload.seq,
+        activation_format(memory_use),
+    )
+    if memory_use.kv_dtype and not block and memory_use.kv_dtype != compute_format:
         raise InputError(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
-            f"activations, {short_dtype(computing)}; expected --kv-block {KV_BLOCK}"
+            f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
     prefill = Inference(
         phase="prefill",
@@ -196,7 +206,7 @@ def inference_passes(
         seq=seq,
         source=settings.source,
         chunk=prompt_chunk(settings, memory_use),
-        dtype=computing,
+        dtype=compute_format,
         choices=replace(kernel_choices(settings, spec, attention), attention=attention),
         mla=settings.mla or "auto",
         include=memory_use.count.include - {TOWERS.name},

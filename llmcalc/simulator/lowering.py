@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..flow.program import Scope
+from ..flow.program import Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_nodes
 from .checkpoint import Run, checkpoint, reentrant
@@ -75,6 +75,16 @@ class Lowering(ProgramLowering):
                     outputs,
                     storages_read - outputs - layer_input_ids,
                 )
+
+    def refuse_recomputed(self, operation: Step) -> None:
+        """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
+        if self.recompute.layers or any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
+            raise self.unsupported(
+                "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
+                operation.name,
+            )
 
     def _find_recomputed_modules(self, root: Scope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
@@ -184,7 +194,7 @@ class Lowering(ProgramLowering):
                 list(outer_frames),
                 memo,
             )
-            carried_now, is_recomputed, is_first_run = self.carried, not is_first_run, False
+            carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
             self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
@@ -193,7 +203,7 @@ class Lowering(ProgramLowering):
                 return output
             finally:
                 if is_recomputed:
-                    self.carry(carried_now)
+                    self.carry(carried_tensors)
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         return run
@@ -208,7 +218,7 @@ class Lowering(ProgramLowering):
             compute,
             arguments,
             kept_operations=recompute.saved_operations,
-            alternate=recompute.alternate,
+            alternate_operations=recompute.alternate,
             compiled=compiled,
         )
 

@@ -101,7 +101,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     return layout_sizes
 
 
-def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
+def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):

@@ -100,17 +100,17 @@ class Linear:
         """Returns the logarithm of estimated over measured seconds, for each run."""
         compute, memory, network, wait = factors
         return [
-            math.log((compute * a + memory * b + network * c + wait * d) / seconds)
-            for (a, b, c, d), seconds in zip(self.parts, self.measured, strict=True)
+            math.log((compute * work + memory * bubble + network * data + wait * update) / seconds)
+            for (work, bubble, data, update), seconds in zip(self.parts, self.measured, strict=True)
         ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
         """Returns the mean error, plus a penalty for factors that differ from each other."""
-        middle = sum(logarithms) / len(logarithms)
-        spread = sum((value - middle) ** 2 for value in logarithms)
+        mean_logarithm = sum(logarithms) / len(logarithms)
+        spread = sum((value - mean_logarithm) ** 2 for value in logarithms)
         run_count = len(self.measured)
         errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / run_count
-        return errors + stiffness * spread / run_count + ANCHOR * middle**2 / run_count
+        return errors + stiffness * spread / run_count + ANCHOR * mean_logarithm**2 / run_count
 
 
 STEP = 1.1
@@ -150,10 +150,10 @@ def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
-            range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
             logarithms[i] = _golden_section_minimum(
                 lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
-                *range_near,
+                *nearby_range,
             )
     return Factors(*map(math.exp, logarithms))
 
@@ -192,7 +192,7 @@ class Errors:
     best_of_three: float | None
 
     @classmethod
-    def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         errors = sorted(
             abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
@@ -228,6 +228,9 @@ SURE_GAIN, SURE_SHARE = 0.6, 0.75
 """The same error up to which a fit is used as it is, where it estimates this share of them better. Between both bounds
 factors go half of the way, to their square roots: half of a fit that helps still helps, and one that harms, less.
 """
+
+WEAK_GAIN, WEAK_SHARE = 0.9, 0.6
+"""Bounds of the same error and share within which a fit that is not clearly better is used at a quarter of the way."""
 
 BETTER = 2 / 3
 """Share of the runs that are left out which a fit has to estimate better: else a few far ones decided it."""
@@ -266,7 +269,11 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
     estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
     left_out = [measured_run.seconds * math.exp(value) for measured_run, value in zip(runs, logarithms, strict=True)]
-    errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    errors = (
+        Errors.from_runs(runs, estimates_before),
+        Errors.from_runs(runs, estimates_after),
+        Errors.from_runs(runs, left_out),
+    )
     absolute_errors = [
         abs(math.log(estimate / measured_run.seconds))
         for measured_run, estimate in zip(runs, estimates_before, strict=True)
@@ -274,11 +281,16 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
     gain = mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12)
     refusal = _refusal(*errors, gain, improved_share)
-    if not refusal and (gain > SURE_GAIN or improved_share < SURE_SHARE):
-        fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
-        estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
-        left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
-        errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    power = _power(gain, improved_share, bool(refusal))
+    if power < 1:
+        weaker_factors = Factors(*(factor**power for factor in astuple(fitted_factors)))
+        estimates_after = [measured_run.pricer(weaker_factors) for measured_run in runs]
+        left_out = [
+            fitted**power * before ** (1 - power) for fitted, before in zip(left_out, estimates_before, strict=True)
+        ]
+        weaker_errors = errors[0], Errors.from_runs(runs, estimates_after), Errors.from_runs(runs, left_out)
+        if not refusal or not _raises_regret(*weaker_errors[:2]):
+            fitted_factors, errors, refusal = weaker_factors, weaker_errors, ""
     return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 
@@ -302,16 +314,28 @@ def _left_out_errors(linear: Linear, stiffness: float) -> list[float]:
     return errors
 
 
+def _power(gain: float, improved_share: float, refused: bool) -> float:
+    """Returns the exponent of the fitted factors: 1 for a sure fit, 1/2 or 1/4 for less sure ones.
+
+    refused: whether the whole fit is refused, so that only a quarter of it may be used.
+    """
+    if refused:
+        return 0.25 if gain <= WEAK_GAIN and improved_share >= WEAK_SHARE else 1.0
+    return 0.5 if gain > SURE_GAIN or improved_share < SURE_SHARE else 1.0
+
+
+def _raises_regret(errors_before: Errors, errors_after: Errors) -> bool:
+    """Whether the chosen layout of measured ones takes longer with a fit than without."""
+    before, after = errors_before.regret, errors_after.regret
+    return before is not None and after is not None and after > before
+
+
 def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
     """Returns the reason why fitted factors are not used; empty if they are used.
 
     gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """
-    if (
-        errors_before.regret is not None
-        and errors_after.regret is not None
-        and errors_after.regret > errors_before.regret
-    ):
+    if _raises_regret(errors_before, errors_after):
         return "it would raise the regret of the chosen layout"
     if gain > GAIN or left_out.median_error > GAIN * errors_before.median_error:
         return "runs that are left out are not estimated clearly better by a fit of the others"

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
+from .kernels import STATE_BITS, Kernel, RankPass, RankWork
 from .records import Stack
-from .work import STATE_BITS, Kernel, RankPass, RankWork
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -53,9 +53,6 @@ LOSS_BACKWARD = 0.7
 
 RING_EXPOSED = 0.3
 """Share of a context-parallel exchange that attention does not hide."""
-
-TOP_K_SENT = 8
-"""Experts per token by which copies of one token to one domain are counted."""
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
@@ -187,26 +184,26 @@ class PassTime:
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
-        by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
-        efficiency = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
 
-    def _depth_factor(self, dtype: str, inner: Number) -> Number:
+    def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
 
-        inner: the size of the axis that it sums over.
+        inner_size: the size of the axis that it sums over.
         """
-        return self.device.depth_factor(self._units_format(dtype), inner)
+        return self.device.depth_factor(self._units_format(dtype), inner_size)
 
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
-        for layer, message in work.messages:
-            times, seconds, wait = message.times, self._message_seconds(message), self._exchange_wait(message)
+        for layer, message, copies in work.messages:
+            times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
             lines.append(
                 Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
             )
@@ -218,8 +215,8 @@ class PassTime:
             kernel
         )
         launched_directions: set[bool] = set()
-        in_graph = not (self.trains or self.stack.host_kernel)
-        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if in_graph else kernel.launches
+        is_in_graph = not (self.trains or self.stack.host_kernel)
+        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
@@ -248,8 +245,8 @@ class PassTime:
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
-            rate *= device.aligned_share(kernel.n, kernel.k)
-        cast = CAST_BYTES.get(dtype, 0.0)
+            rate *= device.unaligned_rate_share(kernel.n, kernel.k)
+        cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
@@ -257,14 +254,14 @@ class PassTime:
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
-        of_input, of_gradient = self._separate_casts(kernel)
-        if cast and of_input:
-            yield False, 0.0, device.memory_seconds(cast * m * k)
+        casts_input, casts_gradient = self._separate_casts(kernel)
+        if cast_bytes and casts_input:
+            yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
-            if cast and of_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
+            if cast_bytes and casts_gradient:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
@@ -288,7 +285,7 @@ class PassTime:
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
-        """How much longer the products of experts take on the busiest rank than with even loads."""
+        """The time of expert products on the busiest rank over the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
@@ -301,8 +298,8 @@ class PassTime:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        in_16_bits = kernel.in_16_bits and self.formats.dtype != QUANTIZED
-        bits = max(16.0, self.formats.weight_bits) if in_16_bits else self.formats.weight_bits
+        is_16_bit = kernel.in_16_bits and self.formats.dtype != QUANTIZED
+        bits = max(16.0, self.formats.weight_bits) if is_16_bit else self.formats.weight_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
@@ -322,7 +319,7 @@ class PassTime:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
             yield False, compute, device.cache_seconds(cache) * idle_factor
             return
         if self.stack.attention == "scores":
@@ -343,8 +340,18 @@ class PassTime:
             forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
+            flops = kernel.padding * flops_of_passes[backward]
+            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
+
+    def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
+        dtype = "bf16" if self.trains else self._inference_format(kernel)
+        rate = self.rate(dtype) / self._depth_factor(dtype, kernel.k)
+        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        for backward in (False, True):
+            memory = self.device.memory_seconds(2.0 * kernel.moved[backward] + (0.0 if backward else cache))
+            yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
@@ -368,9 +375,9 @@ class PassTime:
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
-            bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
+            bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -385,7 +392,11 @@ class PassTime:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(self, message: Collective) -> Number:
+    def _message_seconds(self, message: Collective, token_copies: Number = 1) -> Number:
+        """Estimates the seconds of a message.
+
+        token_copies: rows of each token in an exchange of experts' tokens.
+        """
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
@@ -395,7 +406,7 @@ class PassTime:
             return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
-            copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
+            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies), 1.0)
             return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
@@ -404,7 +415,7 @@ class PassTime:
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
-def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
+def _copies_per_domain(domains: Number, top_k: Number) -> Number:
     """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 

@@ -40,6 +40,9 @@ def use_kernels(
         fuse_norms(module)
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
+    if choices.logits_to_keep is not None:
+        first = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -96,8 +99,8 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
 
 def is_core(name: str) -> bool:
     """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
-    *_, parent_name, own_name = ("", *name.split("."))
-    return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
+    *_, parent_name, module_name = ("", *name.split("."))
+    return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
@@ -214,9 +217,9 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
         tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
         chunk_tokens = 1 << (-(-tokens // chunks) - 1).bit_length()
-        of_x = torch.zeros_like(x)
-        of_weight = torch.zeros_like(weight) if weight.requires_grad else None
-        of_bias = None if bias is None else torch.zeros_like(bias)
+        input_gradient = torch.zeros_like(x)
+        weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
+        bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
@@ -226,14 +229,16 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
             if bias is not None:
                 logits = logits + bias
             gradient = logits  # the kernel has written it there
-            of_x[start : start + chunk_tokens] = gradient @ weight
-            if of_weight is not None:
+            input_gradient[start : start + chunk_tokens] = gradient @ weight
+            if weight_gradient is not None:
                 transposed_gradient = gradient.t()
-                of_weight += torch.mm(transposed_gradient, chunk_input).float()
-            if of_bias is not None:
-                torch.add(of_bias, gradient.sum(0), out=of_bias)
+                weight_gradient += torch.mm(transposed_gradient, chunk_input).float()
+            if bias_gradient is not None:
+                torch.add(bias_gradient, gradient.sum(0), out=bias_gradient)
         loss = losses.sum()
-        ctx.save_for_backward(of_x.detach(), None if of_weight is None else of_weight.detach(), of_bias)
+        ctx.save_for_backward(
+            input_gradient.detach(), None if weight_gradient is None else weight_gradient.detach(), bias_gradient
+        )
         return loss
 
     @staticmethod
@@ -262,6 +267,40 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
     return loss
 
 
+def log_probability_loss(logits: Any, labels: Any) -> Any:
+    """Returns the mean log-probability of labels, with entropies beside it (TRL, `GRPOTrainer._compute_loss`)."""
+    last_tokens = logits.shape[1] - 1
+    view = logits[:, :-1, :]
+    view = view[:, -last_tokens:, :]
+    view.div_(0.9)
+    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1))
+    with torch.no_grad():
+        _entropies = entropies_of(view)
+    return log_probabilities.flatten().mean()
+
+
+def log_probabilities_of(logits: Any, index: Any) -> Any:
+    """Returns the log-probabilities of labels, sequence by sequence (TRL, `selective_log_softmax`)."""
+    if logits.dtype is torch.float32:
+        of_labels = torch.gather(logits, dim=-1, index=index)
+        log_sums = torch.stack([torch.logsumexp(rows, dim=-1) for rows in logits])
+        return (of_labels - log_sums.unsqueeze(-1)).squeeze(-1)
+    of_sequences = []
+    for rows, row_labels in zip(logits, index, strict=True):
+        of_rows = F.log_softmax(rows, dim=-1)
+        of_sequences.append(of_rows.gather(dim=-1, index=row_labels))
+    return torch.stack(of_sequences).squeeze(-1)
+
+
+def entropies_of(logits: Any) -> Any:
+    """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
+    entropies = []
+    for rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
+        of_rows = F.log_softmax(rows, dim=-1)
+        entropies.append(-(torch.exp(of_rows) * of_rows).sum(-1))
+    return torch.cat(entropies, dim=0)
+
+
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
     chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
@@ -277,6 +316,9 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
+    if choices.cross_entropy == "selective":
+        wide = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or wide), labels)
     if choices.cross_entropy.startswith("flash"):
         rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
@@ -303,9 +345,11 @@ SAVED_OPERATIONS = {
 assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
-def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of selected operations, half of those of `alternate`."""
-    operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
+def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
+    """Returns checkpoint contexts that save selected operations' results, half of those of `alternate_operations`."""
+    operations, alternating_operations = (
+        {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
+    )
 
     def contexts() -> Any:
         calls = Counter[Any]()
@@ -329,14 +373,14 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         run_checkpointed = partial(
             run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
-    carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
+    carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = name.rpartition(".")
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
         runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
-        if runs_again and carries:
+        if runs_again and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif runs_again or core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)

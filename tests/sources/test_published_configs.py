@@ -62,7 +62,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     description = described(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_of)
-    model = build({**config, **fields}, to_run=False)
+    model = build({**config, **fields}, is_to_run=False)
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -225,6 +225,7 @@ EAGLE: dict[str, Any] = {
     ("fields", "sign"),
     [
         ({"architectures": ["LlamaForCausalLMMedusa"], "draft_vocab_size": None}, "LlamaForCausalLMMedusa is a draft"),
+        ({"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, "QwenDFlareDraftModel is a draft"),
         ({"architectures": [], "draft_vocab_size": None, "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of"),
         ({"architectures": ["MTPDraftModel"], "draft_vocab_size": None}, "MTPDraftModel is a draft model"),
     ],

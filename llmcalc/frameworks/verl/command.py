@@ -17,7 +17,7 @@ from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
@@ -112,14 +112,15 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
         return world_size
-    per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
+    gpus_per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reader, "trainer.nnodes", reader.value(config, "trainer.nnodes", 1))
     world_option = reader.source.world_size if reader.source.devices_typed else None
-    if world_option not in (None, per_node * nodes):
+    if world_option not in (None, gpus_per_node * nodes):
         raise reader.wrong(
-            "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
+            "--devices",
+            f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {gpus_per_node}",
         )
-    return per_node * nodes
+    return gpus_per_node * nodes
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
@@ -144,10 +145,12 @@ def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
     """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
-    per_prompt = size_of(reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1))
+    responses_per_prompt = size_of(
+        reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1)
+    )
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
-    return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
+    return max(1, mini_batch * responses_per_prompt // (batch * max(1, ranks)))
 
 
 def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -160,6 +163,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
             reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
+    if config.get(f"{MODEL}.lora.rank") not in (None, 0):
+        raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
@@ -240,8 +245,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     }
     if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
-    reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
-    own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
+    reduce_dtype = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=is_flat)
     return LaunchSettings(layout, settings, own_settings)
 
 
@@ -278,7 +283,19 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override}.recompute_method"),
         recompute_num_layers=config.get(f"{override}.recompute_num_layers"),
     )
-    settings = {
-        name: value for name, value in _common_settings(reader, config).items() if name in ("lora_rank", "lora_targets")
-    }
-    return megatron_run(reader, parallel_run, world_size, settings)
+    return megatron_run(reader, parallel_run, world_size, _megatron_adapters(reader, config))
+
+
+def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py; trainer/config/model, `lora`)."""
+    section = f"{MODEL}.lora"
+    if config.get(f"{MODEL}.lora_rank") not in (None, 0):
+        raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section}.rank for Megatron-Core")
+    rank = config.get(f"{section}.rank")
+    if rank in (None, 0):
+        return {}
+    kind = reader.value(config, f"{section}.type", "lora")
+    if kind != "lora":
+        reader.unknown[f"{section}.type"] = f"{shown(kind)[:40]} is not modelled; lora is"
+    targets, dropout = (config.get(f"{section}.{name}") for name in ("target_modules", "dropout"))
+    return bridge_adapters(reader, section, rank, targets, dropout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
@@ -72,7 +72,7 @@ class Config:
     Every getter takes the field's name, then other names for the same field. If the config has several of them, one
     wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that
     is not the class's own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces the class's own name; among
-    other names the first wins.
+    other names the last in the file wins.
 
     data: the parsed JSON.
     defaults: defaults of the family's configuration class, under its own field names.
@@ -149,15 +149,16 @@ class Config:
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
-        present = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
-        return next(
-            (
-                name_or_alias
-                for name_or_alias in present
-                if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
-            ),
-            present[0] if present else None,
-        )
+        present_names = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
+        if len(present_names) < 2:
+            return present_names[0] if present_names else None
+        others = {
+            name_or_alias
+            for name_or_alias in present_names
+            if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
+        }
+        last_of_others = next((name for name in reversed([*self.data]) if name in others), None) if others else None
+        return present_names[0] if last_of_others is None else last_of_others
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
         """Returns the name under which the config has the field, or the usual name if it does not have it."""
@@ -175,6 +176,10 @@ class Config:
         """Returns the integer in a field, which may be 0."""
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
+    def size_by_name(self, name: str) -> int:
+        """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
+        return replace(self, aliases={}).size(name)
+
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
         if not is_whole(value) or not minimum <= value <= maximum:
@@ -190,10 +195,10 @@ class Config:
     def maybe(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        present = [
+        present_values = [
             name_or_alias for name_or_alias in names if name_or_alias in self.data or name_or_alias in self.defaults
         ]
-        return None if not present or self.get(*names) is None else self.size(*names)
+        return None if not present_values or self.get(*names) is None else self.size(*names)
 
     def flag(self, *names: str) -> bool:
         value = self.get(*names)
@@ -240,7 +245,7 @@ class Config:
         return options[value]
 
     def must(self, name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if a field has a value with which the class would have weights that are not counted."""
+        """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
         value = self.get(name)
         if value not in expected_values:
             raise self.wrong(
@@ -284,7 +289,7 @@ class Config:
             parent.from_defaults |= self.from_defaults
 
     def _corrected_name(self, name: str) -> str:
-        """Returns the field whose name an unknown field may misspell: a known field that the config does not set."""
+        """Returns the known field, not set in the config, that an unknown field may misspell."""
         if name in self.unread:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))

@@ -65,9 +65,10 @@ class ExpertKernels(HeadKernels):
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16)]
+            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16) if is_trained else None]
 
-        self.node("linear", (x, weight), [output], backward, x)
+        is_trained = weight.needs_grad
+        self.node("linear", (x, weight), [output], backward, *([x] if is_trained else []))
         return output
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -480,11 +481,11 @@ class ExpertKernels(HeadKernels):
                 if self.rank_choices.bias_activation:
                     activation = self.weighted_glu(product, part_probs, hidden_width)
                 else:
-                    activation = self.times_probabilities(
+                    activation = self.multiply_by_probabilities(
                         self.gated_activation(product, None, hidden_width), part_probs
                     )
             else:
-                activation = self.times_probabilities(self.activation(product, None), part_probs)
+                activation = self.multiply_by_probabilities(self.activation(product, None), part_probs)
             del product
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
@@ -559,10 +560,13 @@ class ExpertKernels(HeadKernels):
 
     def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
-        rows, n_in = x.shape
-        weights, biases = self.expert_weights(operation, n_in, width, "expert")
+        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], width, "expert"))
+
+    def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
+        """Runs a grouped product, which saves its input for the gradients of trained weights."""
+        (rows, n_in), is_trained = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
-        output = self.new(rows, width)
+        output = self.new(rows, weights[0].shape[0])
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -571,10 +575,11 @@ class ExpertKernels(HeadKernels):
             bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
-            saved_tensors[0] = None  # clear_tensor_data(*inputmats)
+            if is_trained:
+                saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node("grouped_linear", (x, *weights, *biases), [output], backward, x)
+        self.node("grouped_linear", (x, *weights, *biases), [output], backward, *([x] if is_trained else []))
         return output
 
     def do_act(self, operation: Step) -> None:
@@ -596,7 +601,7 @@ class ExpertKernels(HeadKernels):
             x,
         )
         del x
-        self.bind(operation.outs[0], self.times_probabilities(output, self.row_probs))
+        self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate; on expert rows also by their probabilities."""
@@ -612,7 +617,7 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.bias_activation:
             activation = self.gated_activation(gate, None, width)
             del gate
-            self.bind(operation.outs[0], self.times_probabilities(activation, self.row_probs))
+            self.bind(operation.outs[0], self.multiply_by_probabilities(activation, self.row_probs))
             return
         self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
@@ -633,7 +638,7 @@ class ExpertKernels(HeadKernels):
         """Whether an operation computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 
-    def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
+    def multiply_by_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         autograd_graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape

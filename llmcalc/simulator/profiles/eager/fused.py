@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....algebra import ceil_div
+from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
 from ....evidence import Witness, by_source, by_torch, compared
@@ -56,6 +56,9 @@ CUDNN_WORKSPACE = 256
 CHUNKS = 8
 """Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
 
+ENTROPY_ROWS = 128
+"""Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
+
 
 class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
@@ -94,9 +97,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
-        crossing = operation.ins[1].rows != operation.ins[0].rows
+        if self.choices.like_classes and operation.options["copies_heads"]:
+            q, k, v = (self.t.contiguous(x) for x in (q, k, v))
+        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(operation, q, k, v, crossing)
+            output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
             output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
@@ -106,7 +111,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                     "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
                 )
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            is_masked = operation.options["causal"] and not crossing
+            is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
@@ -155,13 +160,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset)
 
     @compared(SDPA, attention="sdpa")
-    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
         """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
         keys, and then with keys and values of every head."""
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
-        causal = operation.options["causal"] and not crossing and not is_size_one(queries)
+        causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
         limits = [operation.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
             queries
@@ -182,13 +187,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             mask_trained,
         )
         backend = sdpa_backend(kernel_choices.capability, call)
-        by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
-        if k.shape[1] != heads and by_groups and backend == "efficient":
+        is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
         if broadcasts:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
-        elif k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+        elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
@@ -379,8 +384,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        by_steps = spec.float32_product and spec.weight
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not by_steps
+        is_unfused = spec.float32_product and spec.weight
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)
@@ -478,7 +483,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.head = (self.matrix(operation), bias)
         self.bind(operation.outs[0], self.flat(operation.ins[0]))
 
+    def output_rows(self, operation: Step) -> Number:
+        rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep
+        is_cut = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
+        return min(rows, last_rows + 1) if is_cut and last_rows is not None else rows
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.choices.cross_entropy == "selective":
+            return self._selective_loss(logits, labels)
         if self.choices.cross_entropy == "fused":
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
@@ -535,6 +547,53 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         del losses, is_counted
         return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
 
+    @compared(CHOSEN, cross_entropy="selective")
+    def _selective_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Computes log-probabilities of the labels, and the entropies without a gradient, as TRL's GRPO.
+
+        Source: huggingface/trl, trainer/grpo_trainer.py, `_get_per_token_logps_and_entropies`, and trainer/utils.py,
+        `selective_log_softmax` and `entropy_from_logits`. The loss of log-probabilities is counted as their mean.
+        """
+        aten, (batch, tokens) = self.t, logits.shape[:2]
+        default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
+        logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
+        view = aten.scale_slice_in_place(logits, tokens - 1, 1)
+        last_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
+        log_probabilities = self._log_probabilities(view, aten.unsqueeze(last_labels, 2))
+        with self.graph.no_grad():
+            _entropies = self._entropies(view)
+        return aten.mean(aten.flatten(log_probabilities), keepdim=False)
+
+    def _log_probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Computes the labels' log-probabilities sequence by sequence."""
+        aten = self.t
+        if logits.dtype is FLOAT32:
+            of_labels = aten.gather(logits, labels)
+            log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
+            return aten.squeeze(aten.sub(of_labels, aten.unsqueeze(log_sums, 2)))
+        of_sequences: list[Tensor] = []
+        for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
+            of_rows = aten.log_softmax(rows)
+            of_sequences.append(aten.gather(of_rows, row_labels))
+        del rows, of_rows, row_labels
+        return aten.squeeze(aten.stack(of_sequences))
+
+    def _entropies(self, logits: Tensor) -> Tensor:
+        """Computes entropies of logits, 128 rows at a time."""
+        aten = self.t
+        rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
+        entropies: list[Tensor] = []
+        for start in range(0, rows.shape[0], ENTROPY_ROWS):
+            of_rows = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
+            probabilities = aten.scale(of_rows, "exp")
+            product = aten.mul(probabilities, of_rows)
+            del probabilities
+            total = aten.sum(product)
+            del product
+            entropies.append(aten.scale(total, "neg"))
+            del total
+        return aten.cat(entropies, 0)
+
     @compared(FLASH_LOSS, cross_entropy="flash")
     def _flash_loss(self, logits: Tensor, labels: Tensor, in_place: bool = False) -> Tensor:
         """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
@@ -554,7 +613,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         losses = record(graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
         del squares
-        return aten.mean(losses, keep=False)
+        return aten.mean(losses, keepdim=False)
 
     @compared(FLASH_LOSS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:

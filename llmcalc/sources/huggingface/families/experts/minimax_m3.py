@@ -15,6 +15,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
+    clamped_by_steps,
     combined_kinds,
     decoder,
     full_rope,
@@ -95,15 +96,15 @@ def _minimax_m3(config: Config) -> Table:
 
 def _swiglu(config: Config, width: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return {"intermediate_size": config.size(width), "hidden_act": "silu", "gated": True}
+    return clamped_by_steps({"intermediate_size": config.size(width), "gated": True})
 
 
-def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str, depth: int) -> list[str]:
+def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
     flags = config.sizes(field)
     if len(flags) != depth:
         raise config.wrong(field, flags, f"{depth} times 0 or 1")
-    return [name_of_one if flag else name_of_zero for flag in flags]
+    return [name_if_one if flag else name_if_zero for flag in flags]
 
 
 def _attention_kinds(config_values: ConfigValues) -> list[str]:
