@@ -31,6 +31,9 @@ from .with_frozen_model import with_frozen_model
 MOST_PASSES_OF_ALL_STAGES = 2560
 """Layers times micro-batches of a pipeline up to which a rank of every stage is replayed, if each pass is replayed."""
 
+MOST_LAYERS_OF_ALL_STAGES = 256
+"""Layers of a pipeline up to which a rank of every stage is replayed."""
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -102,14 +105,13 @@ class Cluster:
     def ranks(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks; of a long pipeline those that may need the most.
 
-        A pipeline is long if the passes of all its stages are more than `MOST_PASSES_OF_ALL_STAGES`, and each of them
-        is replayed.
+        A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
+        than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
         layers = sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
-        is_long = self.trains and self.framework.replays_every_micro_batch
-        if is_long and layers * self.micro_batches > MOST_PASSES_OF_ALL_STAGES:
-            return self.ranks_that_may_need_most
-        return self._rank_of_each_stage
+        replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
+        is_long = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        return self.ranks_that_may_need_most if self.trains and is_long else self._rank_of_each_stage
 
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def _usual_batch(seq: int, devices: int) -> int:
 
 def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
     """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
-    from ..studies.plan import plan_of
+    from ..studies.plan import early_end, plan_of
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
@@ -166,6 +166,8 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         nearest="never",
         time_settings=lambda record: time_settings(question, record, time_options),
     )
+    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+        raise early_end(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
             f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "

@@ -180,7 +180,13 @@ class Replica:
         key = _int_if_whole(prompt_count), server
         if key not in self._timed_prompts:
             computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-            self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk, server)
+            if server:  # the passes of a long prompt are many, and the same with a server's time
+                of_device = self.prompts(prompt_count)
+                seconds = self.stack.first_token
+                parts = of_device.parts | {"server": seconds}
+                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.priced)
+            else:
+                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
         return self._timed_prompts[key]
 
     @cached_property
@@ -189,7 +195,7 @@ class Replica:
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None, server: bool = False
+        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
@@ -197,7 +203,7 @@ class Replica:
         """
         layout, formats = self.layout, self.formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats, server
+            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats
         )
         if self.speculation is None:
             return timed_pass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc.parallel.layout import Layout
-from llmcalc.studies.plan import Candidate, by_time, ranked, ties
+from llmcalc.studies.layout_candidates import Candidate, by_time, ranked, ties
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
