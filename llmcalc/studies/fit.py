@@ -112,10 +112,12 @@ def largest_run(
 
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
 
+    # a paged cache is beside what is replayed, and without scores that grows slowly
+    is_linear = block > 1 and memory.attention == "flash"
+
     def largest_size(name: str, most: int | None, maximum: int, step: int = 1) -> int:
         start = int(getattr(workload, name)) if most is None else maximum
-        is_paged = block > 1 and most is None  # and so the cache is beside what is replayed
-        stored_bytes = (lambda size: int(run(name, size).states.total_bytes)) if is_paged else None
+        stored_bytes = (lambda size: int(run(name, size).states.total_bytes)) if most is None and is_linear else None
         return largest(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes) if maximum else 0
 
     batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
