@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from ..frozen import frozen
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
 from .event_log import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
 from .meter import Block, Meter, NoMeter, Peak, Place
@@ -428,7 +429,7 @@ class PassRecorder(PassCounter):
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedPasses:
     """The passes of a recorded run. events: the run's memory events. by_previous: as in `PassCounter`."""
 

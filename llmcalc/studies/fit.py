@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -14,6 +14,7 @@ from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
 from ..errors import InputError
+from ..frozen import frozen
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import decoded_token
@@ -41,7 +42,7 @@ RANK = 16
 """Rank of the adapters that are tried: the default of many recipes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Change:
     """A change of settings. option: its command-line options.
 
@@ -52,7 +53,7 @@ class Change:
     fit: Fit
 
 
-@dataclass(frozen=True)
+@frozen
 class Fitting:
     """The answer whether a run fits on one accelerator, the largest numbers that fit, and changes.
 

@@ -20,6 +20,7 @@ from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
@@ -49,7 +50,7 @@ FURTHER_REPLAYS = 10
 """Largest number of further replays if some replayed layouts do not fit."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A layout that may fit, with its estimated bytes.
 
@@ -148,7 +149,7 @@ class LayoutEstimates:
         return self._with[value]
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutPlan:
     """Sorts the layouts of a model on a number of devices.
 
@@ -347,7 +348,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
         return False
 
 
-@dataclass(frozen=True)
+@frozen
 class _Candidates:
     """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
 

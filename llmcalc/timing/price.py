@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
+from ..frozen import frozen
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
@@ -62,7 +63,7 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 """Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Formats:
     """Number formats of a run.
 
@@ -79,7 +80,7 @@ SIXTEEN_BITS = Formats()
 """Weights, cache and products in 16 bits."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Line:
     """A kernel or a message with its estimated seconds.
 
@@ -160,7 +161,7 @@ class Priced:
         return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
 
 
-@dataclass(frozen=True)
+@frozen
 class PassTime:
     """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..frozen import frozen
 from .price import PassTime
 from .work import Kernel, RankWork
 
 
-@dataclass(frozen=True)
+@frozen
 class Traffic:
     """The FLOPs, bytes and seconds of kernels, over all of their executions in a pass.
 

@@ -19,6 +19,7 @@ from ..costs.params import total_of
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.tree import Node
 from ..flow.value import Value
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import ContextExchange, Layout
@@ -139,7 +140,7 @@ class LayerKind(NamedTuple):
     indices: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankPass:
     """One pass of one rank: the run's sizes and the layout's groups.
 
