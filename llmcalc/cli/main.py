@@ -48,7 +48,7 @@ COMMANDS = (
 """Names of commands: modules of this package with a function `command`, or packages of commands. A module has
 underscores for hyphens."""
 
-COLLECTED_OBJECTS = 100_000
+COLLECTED_OBJECTS = 1_000_000
 """New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
 
 

@@ -14,6 +14,7 @@ from functools import cache, cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 from ..accelerator import Hardware
+from ..device_memory.device_memory import without_garbage_collection
 from ..device_memory.estimate import Memory
 from ..errors import InputError, shown
 from ..frameworks.framework import EstimateErrors, Framework
@@ -206,6 +207,7 @@ MOST_LAYERS = 256
 """The largest number of layers of a model whose training layouts are searched."""
 
 
+@without_garbage_collection()
 def plan_of(
     memory: Memory,
     hardware: Hardware,
