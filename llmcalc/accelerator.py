@@ -66,7 +66,7 @@ class ComputeUnits(Record):
 
 
 class Configuration(Record):
-    """One memory size in which an accelerator is sold, with the figures that differ with the size, as in `Hardware`.
+    """A memory size of an accelerator, with the figures of `Hardware` that depend on the size.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.

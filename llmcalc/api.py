@@ -118,7 +118,7 @@ def params(
     include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
-        file_params = params_of_file(str(model), measure, changed=is_changed, rank=rank)
+        file_params = params_of_file(str(model), measure, is_changed=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
@@ -417,8 +417,10 @@ def fit(
 
     parsed_options = options_of(options, run=True, layout=True)
     run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    of_training = "" if global_batch is None else "--global-batch"
-    settings = with_implied_phase(run_options.settings, run_options.layout, parsed_options.gives(phase), of_training)
+    training_option = "" if global_batch is None else "--global-batch"
+    settings = with_implied_phase(
+        run_options.settings, run_options.layout, parsed_options.gives(phase), training_option
+    )
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 

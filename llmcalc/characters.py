@@ -69,6 +69,6 @@ codecs.register_error(HANDLER, _replace_error)
 def make_streams_whole() -> None:
     """Makes stdout and stderr replace characters that their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None and not (stream.encoding or "").lower().startswith("utf"):
-            reconfigure(errors=HANDLER)
+        reconfigure_stream = getattr(stream, "reconfigure", None)
+        if reconfigure_stream is not None and not (stream.encoding or "").lower().startswith("utf"):
+            reconfigure_stream(errors=HANDLER)

@@ -36,13 +36,13 @@ def draw(
 
     answers: the functions of the API whose answers are drawn, by name.
     """
-    drawn: dict[str, Callable[..., Figure]] = {
+    drawing_functions: dict[str, Callable[..., Figure]] = {
         **DRAWN,
         "time": partial(_draw_time, answers["time"]),
         "serve": partial(_draw_serve, answers["serve"]),
         "roofline": partial(_draw_roofline, answers["time"]),
     }
-    function = drawn[one_of("PICTURE", picture, pictures.Picture)]
+    function = drawing_functions[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:
         format_of(path)

@@ -37,7 +37,7 @@ class MissingExtra(InputError):
         super().__init__(f"{feature} needs {package}: pip install {_pip_requirement(extra)}")
 
 
-def _pip_requirement(extra: str) -> str:
+def _pip_requirement(optional_group: str) -> str:
     """Returns the pip requirement for an extra, from the checkout, wheel or repository that llmcalc was installed from.
 
     For an installation from an index it is the package's name.
@@ -45,7 +45,7 @@ def _pip_requirement(extra: str) -> str:
     import json
     from importlib.metadata import PackageNotFoundError, distribution
 
-    name = f"llmcalc-arch[{extra}]"
+    name = f"llmcalc-arch[{optional_group}]"
     try:
         origin = json.loads(distribution("llmcalc-arch").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):
@@ -53,7 +53,7 @@ def _pip_requirement(extra: str) -> str:
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         option = "-e " if origin["dir_info"].get("editable") else ""
-        return f"{option}'{url.removeprefix('file://')}[{extra}]'"
+        return f"{option}'{url.removeprefix('file://')}[{optional_group}]'"
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
         return f"'{name} @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}'"
@@ -106,10 +106,17 @@ def near_to(name: str, names: Iterable[str]) -> str:
 def edit_distance(first_name: str, second_name: str) -> int:
     """Returns the edit distance of two names (Levenshtein 1966)."""
     distances = list(range(len(second_name) + 1))
-    for i, a in enumerate(first_name, 1):
-        diagonal, distances[0] = distances[0], i
-        for j, b in enumerate(second_name, 1):
-            diagonal, distances[j] = distances[j], min(distances[j] + 1, distances[j - 1] + 1, diagonal + (a != b))
+    for first_index, first_letter in enumerate(first_name, 1):
+        diagonal, distances[0] = distances[0], first_index
+        for second_index, second_letter in enumerate(second_name, 1):
+            diagonal, distances[second_index] = (
+                distances[second_index],
+                min(
+                    distances[second_index] + 1,
+                    distances[second_index - 1] + 1,
+                    diagonal + (first_letter != second_letter),
+                ),
+            )
     return distances[-1]
 
 

@@ -105,8 +105,8 @@ def _hash_source(cls: Any, names: dict[str, Any]) -> str:
 
 
 def _repr_method(self: Any) -> str:
-    shown = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr)
-    return f"{type(self).__qualname__}({shown})"
+    fields_text = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr)
+    return f"{type(self).__qualname__}({fields_text})"
 
 
 def _refuse_assignment(self: Any, name: str, *value: Any) -> None:

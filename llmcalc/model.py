@@ -176,8 +176,8 @@ class ModelSpec(Part):
             raise ValueError(
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
             )
-        on_output = (self.main.pooler, self.main.output_positions, self.main.output_size)
-        if any(field is not None for field in on_output):
+        output_fields = (self.main.pooler, self.main.output_positions, self.main.output_size)
+        if any(field is not None for field in output_fields):
             raise ValueError(
                 f"{self.kind}: a stack's pooler, output_positions and output_size are for the encoder of an "
                 "encoder-decoder; expected none (model.pooler is the pooler of the model)"
@@ -271,9 +271,9 @@ class ModelSpec(Part):
         """
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
-        on_all = self.head.type != "classification" or self.head.over == "token"
+        scores_every_token = self.head.type != "classification" or self.head.over == "token"
         goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
-        return self.embedding_size if on_all and goes_back else None
+        return self.embedding_size if scores_every_token and goes_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program. Counts are computed by walking it."""
@@ -295,8 +295,8 @@ class ModelSpec(Part):
         """Returns the model with this dropout probability at all places; None keeps the model's own probabilities."""
         if probability is None:
             return self
-        places = ATTENTION_ALONE if self.dropout is None else self.dropout
-        return self.model_copy(update={"dropout": places.with_probability(probability)})
+        dropout_places = ATTENTION_ALONE if self.dropout is None else self.dropout
+        return self.model_copy(update={"dropout": dropout_places.with_probability(probability)})
 
     @cached_property
     def shared_program(self) -> Flow:
@@ -417,7 +417,7 @@ class ModelSpec(Part):
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
                 proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
+                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
             if self.mtp is not None:
                 assert output is not None
                 self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
@@ -464,7 +464,7 @@ def _reference_class() -> type[nn.Module]:
             width = spec.embedding_size or hidden
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
-            mapped_width = self._mapped_back(spec, output_stack)
+            mapped_width = self._output_embedding_width(spec, output_stack)
             self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
@@ -517,7 +517,7 @@ def _reference_class() -> type[nn.Module]:
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
         @staticmethod
-        def _mapped_back(spec: ModelSpec, output_stack: Stack) -> int | None:
+        def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the width of the embedding if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
@@ -598,14 +598,14 @@ def _reference_class() -> type[nn.Module]:
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
             if pooled_vector is not None:
-                of_sequences: Tensor = self.classifier(pooled_vector)
-                return of_sequences
+                sequence_scores: Tensor = self.classifier(pooled_vector)
+                return sequence_scores
             head_input = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):
                 head_input = self.head_proj(head_input)
             if hasattr(self, "classifier"):
-                of_tokens: Tensor = self.classifier(head_input)
-                return of_tokens
+                token_scores: Tensor = self.classifier(head_input)
+                return token_scores
             if hasattr(self, "projection"):
                 vectors: Tensor = self.projection(head_input)
                 return vectors

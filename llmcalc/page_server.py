@@ -54,10 +54,10 @@ class Handler(SimpleHTTPRequestHandler):
             if os.path.isdir(file):
                 file = os.path.join(file, "index.html")
             is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            exists = is_inside and os.path.isfile(file)
+            is_file = is_inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
             return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if exists else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
+        return super().send_head() if is_file else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
     def _refuse_request(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)
@@ -156,8 +156,8 @@ def export_page(page: Path, folder: Path) -> None:
 
 def _is_outdated(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
-    page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
+    page_changed_at = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
     return any(
-        path.stat().st_mtime > page_time for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
+        path.stat().st_mtime > page_changed_at for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
     )

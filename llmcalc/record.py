@@ -37,9 +37,9 @@ class Record(BaseModel):
         """
         if not isinstance(values, dict):
             return values
-        for old, new in cls.renamed.items():
-            if old in values:
-                raise ValueError(f"{old}: this field was renamed; expected {new}")
+        for old_name, new_name in cls.renamed.items():
+            if old_name in values:
+                raise ValueError(f"{old_name}: this field was renamed; expected {new_name}")
         nones = [
             key
             for key, value in values.items()

@@ -75,8 +75,8 @@ def _restore_buffers(module: nn.Module) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for buffer, original in buffer_copies:
-                    buffer.copy_(original)
+                for buffer, saved_copy in buffer_copies:
+                    buffer.copy_(saved_copy)
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:

@@ -43,19 +43,21 @@ def tool_server() -> Server[Any]:
         raise MissingExtra("mcp", "the package mcp", "mcp") from None
     from .. import __version__
 
-    one_at_a_time = CapacityLimiter(1)
-    reads_only = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    single_call_limiter = CapacityLimiter(1)
+    read_only_hints = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
         tool_list = [
-            types.Tool(name=tool.name, description=tool.description, input_schema=tool.schema, annotations=reads_only)
+            types.Tool(
+                name=tool.name, description=tool.description, input_schema=tool.schema, annotations=read_only_hints
+            )
             for tool in tools()
         ]
         return types.ListToolsResult(tools=tool_list)
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            document = await to_thread.run_sync(call, params.name, params.arguments or {}, limiter=one_at_a_time)
+            document = await to_thread.run_sync(call, params.name, params.arguments or {}, limiter=single_call_limiter)
         except InputError as error:
             return types.CallToolResult(content=[types.TextContent(text=f"error: {error}")], is_error=True)
         answer = types.TextContent(text=json.dumps(document, ensure_ascii=False))

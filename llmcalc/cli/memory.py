@@ -131,9 +131,9 @@ def command(
     output_options.show(report, table)
     for fit in answer.fits if answer.accelerators else ():
         if fit.verdict == "tight":
-            memory_of = "nominal" if fit.nominal else "usable"
+            memory_word = "nominal" if fit.nominal else "usable"
             remark(
-                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory with the "
+                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_word} memory with the "
                 "estimated fragmentation; it fits only without"
             )
     if not answer.ok:

@@ -231,10 +231,10 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [word for word in get_args(words) if word.startswith(incomplete)]
 
-    shown = "|".join(get_args(words))
+    choices_text = "|".join(get_args(words))
     return typer.Option(
         "--phase",
-        metavar=shown,
+        metavar=choices_text,
         parser=str,
         callback=checked,
         help=text,

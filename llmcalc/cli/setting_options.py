@@ -58,13 +58,13 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
     words: Iterable[str] = declaration.words
-    complete = setting.complete or (lambda: words)
+    completion = setting.complete or (lambda: words)
     typer_option = typer.Option(
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=checked,
-        autocompletion=lambda incomplete: [word for word in complete() if word.startswith(incomplete.lower())],
+        autocompletion=lambda incomplete: [word for word in completion() if word.startswith(incomplete.lower())],
         **common_arguments,
     )
     return OptionOfCommand(Annotated[str | None, typer_option], default)

@@ -61,6 +61,6 @@ def command(
     )
     target_options = TargetOptions(overrides, None, allow_unknown)
     answer = question.answer(
-        target, target_options.load, overrides or (), literature=literature, flat=output_options.fmt == "csv"
+        target, target_options.load, overrides or (), literature=literature, is_flat=output_options.fmt == "csv"
     )
     output_options.show(answer.report(), notes=literature)

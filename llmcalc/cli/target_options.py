@@ -90,12 +90,12 @@ class OutputOptions(NamedTuple):
         writer = WRITERS[self.fmt]
         if table is not None:
             report = report.only(table)
-        brief = not (notes or self.notes)
-        if brief and self.fmt == "table" and not listing and table is None:
+        is_brief = not (notes or self.notes)
+        if is_brief and self.fmt == "table" and not listing and table is None:
             from ..reports.screen import trim_to_screen
 
             report = trim_to_screen(report)
-        if brief and self.fmt in ("table", "markdown"):
+        if is_brief and self.fmt in ("table", "markdown"):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
             remark(f"note: {text}")

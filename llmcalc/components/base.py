@@ -388,7 +388,7 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers with an equal key can share, each with the field that takes it from a lower layer.
+        """The results that layers can share: key of equal layers → field that takes the result from a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """

@@ -75,7 +75,7 @@ class ConformerConvolution(Part):
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
-                recorder.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             value, gate = recorder.add(value, value_bias), recorder.add(gate, gate_bias)
         y = recorder.mul(value, recorder.act(gate, self.gate_act))

@@ -1,4 +1,4 @@
-"""ESM's contact head: a logistic regression on every layer's attention maps that predicts which residues touch.
+"""ESM's contact head: predicts pairs of touching residues by logistic regression on all layers' attention maps.
 
 Rao 2020 (Transformer protein language models are unsupervised structure learners). transformers: models/esm
 (`EsmContactPredictionHead`). It is part of every checkpoint, and runs only when contacts are requested.

@@ -104,7 +104,7 @@ class Disentangled(AttentionPosition):
         if self.within_sequence:
             table = recorder.occurring(table, rows)
         heads, dim = q.axes
-        for kind, projection, operand, own_bias, shared_bias, lender in (
+        for kind, projection, operand, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
@@ -113,9 +113,9 @@ class Disentangled(AttentionPosition):
             has_bins = self.position_buckets is not None
             index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
             recorder.hold(index=index)
-            options: dict[str, Any] = {"bias": own_bias, "role": "own"}
+            options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
-                options = {"bias": shared_bias, "role": "shared", "lent": lender}
+                options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
             projected = recorder.linear(projection, table, heads, dim, rows=rows, **options)
             scores = recorder.core(
                 kind, ops.TableScores(heads.size, dim.size, rows, x.rows), operand, projected, axes=(heads,)
@@ -204,14 +204,16 @@ class SideConvolution(StackPart):
     def source(self) -> str:
         return "He et al. 2020, §A.5"
 
-    def flow(self, recorder: Flow, x: Value, after: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
+    def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
+        """Records the convolution of x, the first layer's input. first_layer_output: default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
             recorder.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act
         )
         recorder.hold(beside=convolution_output)
-        return recorder.part("norm", self.norm, recorder.add(x if after is None else after, convolution_output))
+        return recorder.part(
+            "norm", self.norm, recorder.add(x if first_layer_output is None else first_layer_output, convolution_output)
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["convolution"](self, model_properties)

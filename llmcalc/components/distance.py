@@ -92,8 +92,8 @@ class TransformerXL(AttentionPosition):
             distance_scores = recorder.scores("core", recorder.add(q, position), keys_by_distance)
             distance = recorder.distances(q, keys, clamped=True, shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
-            by_content = recorder.add(q, content)
-            return by_content, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
+            content_query = recorder.add(q, content)
+            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)

@@ -1,4 +1,4 @@
-"""A language-model head that scores the tokens of some clusters only: those whose centroids score highest.
+"""A language-model head that scores only the tokens of the clusters with the highest-scoring centroids.
 
 transformers: models/gemma4_assistant (`Gemma4AssistantMaskedEmbedder`).
 """
@@ -115,8 +115,8 @@ def _reference_class() -> type[nn.Module]:
             clusters = self.centroids(x).topk(self.top_k, -1).indices
             tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[clusters].flatten(-2)
             scores = self.scores(x, self.decoder(tokens))
-            lowest = scores.amin() - 1
-            out = lowest.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
+            lowest_score = scores.amin() - 1
+            out = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
             logits: Tensor = out.scatter(-1, tokens, scores)
             return logits
 

@@ -60,7 +60,12 @@ class NgramInput(Component):
         dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
         rows, _ = recorder.table(
-            "embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, read=self.ngram_heads, kind=self.kind
+            "embedding",
+            Axis("ngrams", self.ngram_rows),
+            dim,
+            of=looked_up_rows,
+            rows_read=self.ngram_heads,
+            kind=self.kind,
         )
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
@@ -127,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.conv_kernel_size is None:
                 return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
-            added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
-            return added
+            ngram_vectors: Tensor = gated + convolved.unflatten(-1, (streams, -1))
+            return ngram_vectors
 
     return NgramInputReference

@@ -66,15 +66,15 @@ class Proposal(OutputPart):
     def source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
-        """Records the terms of the draft model's logits. x: the hidden states.
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed_tokens: Axis = ONE) -> Value:
+        """Records the terms that the proposal head adds to the draft model's logits. x: the hidden states.
 
-        vocab, proposed: the axes of the tokens read and of those proposed.
+        vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
-            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed)
+            token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = Beside(((size,), (size,), (size,)))
@@ -82,7 +82,9 @@ class Proposal(OutputPart):
             recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
             joined_input = recorder.cat(x, state, axes=(Beside((x.axes, (size,))),))
-            recorder.linear("gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed)
+            recorder.linear(
+                "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
+            )
         if self.confidence:
             bias_input = x
             if self.confidence_reads_token and token is not None:
@@ -92,7 +94,7 @@ class Proposal(OutputPart):
             recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
-    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+    def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
         """Records the bias by previous token, and returns the bias of the previous token."""
         token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
@@ -104,12 +106,12 @@ class Proposal(OutputPart):
         elif self.markov == "rnn":
             joined_input = recorder.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
             recorder.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
-        recorder.linear("markov_w2", projected, proposed)
+        recorder.linear("markov_w2", projected, proposed_tokens)
         return token
 
-    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:
         """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the term added to the logits."""
-        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed)
+        return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed_tokens)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -128,13 +130,13 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProposalReference(nn.Module):
-        def __init__(self, spec: Proposal, hidden: int, vocab_size: int, proposed: int) -> None:
+        def __init__(self, spec: Proposal, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.spec = spec
             if spec.markov_rank is not None:
                 rank = spec.markov_rank
                 self.markov_w1 = nn.Embedding(vocab_size, rank)
-                self.markov_w2 = nn.Linear(rank, proposed, bias=False)
+                self.markov_w2 = nn.Linear(rank, proposed_tokens, bias=False)
                 if spec.markov == "gated":
                     self.gate_proj = nn.Linear(hidden + rank, rank)
                 elif spec.markov == "rnn":
@@ -144,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
                 self.gru_input = nn.Linear(hidden, 3 * gru_size, bias=False)
                 self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
                 self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
-                self.gru_up = nn.Linear(spec.gru_rank, proposed, bias=False)
+                self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
             if spec.confidence:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(width, 1)

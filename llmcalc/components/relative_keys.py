@@ -148,8 +148,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, keys: Tensor) -> Tensor:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
-            by_head: Tensor = scores.transpose(0, 1).unflatten(0, q.shape[:2])
-            return by_head
+            scores_of_heads: Tensor = scores.transpose(0, 1).unflatten(0, q.shape[:2])
+            return scores_of_heads
 
     class Core(nn.Module):
         """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""

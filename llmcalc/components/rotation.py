@@ -57,10 +57,10 @@ def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: b
     """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
     import torch
 
-    rotates_all = dim == x.shape[-1] and not concatenated
-    rotary_part = x if rotates_all else x[..., :dim]
+    rotates_every_dimension = dim == x.shape[-1] and not concatenated
+    rotary_part = x if rotates_every_dimension else x[..., :dim]
     rotary_part = rotary_part * cos + _quarter_turned(rotary_part) * sin
-    return rotary_part if rotates_all else torch.cat([rotary_part, x[..., dim:]], -1)
+    return rotary_part if rotates_every_dimension else torch.cat([rotary_part, x[..., dim:]], -1)
 
 
 def _quarter_turned(x: Tensor) -> Tensor:

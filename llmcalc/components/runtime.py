@@ -63,10 +63,10 @@ class ForwardPass:
     expert_capacity: Fraction | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
-    def computed_once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make`, which is called once per key in this pass."""
+    def computed_once(self, key: Any, compute_value: Callable[[], Any]) -> Any:
+        """Returns the result of `compute_value`, which is called once per key in this pass."""
         if key not in self.memo:
-            self.memo[key] = make()
+            self.memo[key] = compute_value()
         return self.memo[key]
 
     def span(self, start: int, end: int, device: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Self-conditioning of a model that denoises tokens: the first layer also reads what the previous step predicted.
+"""Self-conditioning of a denoising model: the first layer also reads the predictions of the previous step.
 
 Chen, Zhang & Hinton 2022 (arXiv:2208.04202), §2.3. A feed-forward network reads the mean embedding under the previous
 step's probabilities, zeros in the first step. transformers: models/diffusion_gemma (`DiffusionGemmaSelfConditioning`).

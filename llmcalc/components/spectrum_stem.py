@@ -68,6 +68,6 @@ class SpectrumStem(Stem):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        first = SpectrumConv(channels=4, bias=True)
+        first_convolution = SpectrumConv(channels=4, bias=True)
         separable = SpectrumConv(channels=4, separable=True, bias=True)
-        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first, separable), bias=True))]
+        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable), bias=True))]

@@ -157,7 +157,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            name: overlaid(block, changes) if isinstance(changes, dict) else changes
+            name: overlaid_table(block, changes) if isinstance(changes, dict) else changes
             for name, changes in variants.items()
         }
         return {**stack_table, "variants": full_variants}
@@ -199,16 +199,16 @@ class Stack(Component):
             field for results in shared_results.values() for field in results.values()
         ):
             return
-        computed: set[object] = set()
+        layers_with_scores: set[object] = set()
         for name in self.layer_names():
             for key, field in shared_results.get(name, {}).items():
-                if field and key not in computed:
+                if field and key not in layers_with_scores:
                     raise ValueError(
                         f"{field}: no layer below '{name}' attends alike and makes what it would share; expected a "
                         "layer below that does"
                     )
                 if not field:
-                    computed.add(key)
+                    layers_with_scores.add(key)
 
     @property
     def reads_no_embedding(self) -> bool:
@@ -247,8 +247,8 @@ class Stack(Component):
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
-        remaining = max(0, self.num_hidden_layers - len(self.first_layers))
-        repeated_pattern = self.pattern * (remaining // len(self.pattern) + 1)
+        repeated_layers = max(0, self.num_hidden_layers - len(self.first_layers))
+        repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
@@ -264,15 +264,15 @@ class Stack(Component):
             yield name, self.layer(name), depth, range(depth) if isinstance(depth, int) else None
             return
         if isinstance(depth, int):
-            indices_of: dict[str, list[int]] = {}
+            indices_by_name: dict[str, list[int]] = {}
             for i, name in enumerate(self.layer_names()):
-                indices_of.setdefault(name, []).append(i)
-            for name, indices in indices_of.items():
+                indices_by_name.setdefault(name, []).append(i)
+            for name, indices in indices_by_name.items():
                 yield name, self.layer(name), len(indices), indices
             return
-        remaining, period = depth - len(self.first_layers), len(self.pattern)
+        repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
         for name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(remaining - i, period) for i, n in enumerate(self.pattern) if n == name)
+            repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
@@ -553,7 +553,7 @@ class Stack(Component):
         ]
 
 
-def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
@@ -563,7 +563,7 @@ def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid(base_value, value)
+            out[key] = overlaid_table(base_value, value)
         else:
             out[key] = value
     return out
@@ -670,7 +670,7 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
-                    share: Any = getattr(module, "before_layers", None)
+                    share: Any = getattr(module, "compute_shared_bias", None)
                     if share is not None:
                         share(x, forward_pass)
             if hasattr(self, "relative_keys"):

@@ -66,11 +66,11 @@ class WaveStem(Stem):
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution: samples first, the encoder's positions last."""
-        by, more, rows = 1, 0, list[Rows]()
+        stride, padding, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
-            more = more * convolution.stride + convolution.kernel - convolution.stride
-            by *= convolution.stride
-            rows.append(BeforeStrides("samples", of=SOURCE, by=by, more=more))
+            padding = padding * convolution.stride + convolution.kernel - convolution.stride
+            stride *= convolution.stride
+            rows.append(BeforeStrides("samples", of=SOURCE, by=stride, more=padding))
         return [*reversed(rows), SOURCE]
 
     def frames_read(self) -> Value:
@@ -91,8 +91,8 @@ class WaveStem(Stem):
         with recorder.scope("position"):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
-            more = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=more)
+            padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
             z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))

@@ -106,11 +106,11 @@ class LowRank:
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
         for node_position, op in _linear_layers(tree, include):
-            joins = fuses_qkv and node_position.node.name in PROJECTIONS
-            if pending_products and not (joins and pending_products[0][0].above is node_position.above):
+            is_fused_projection = fuses_qkv and node_position.node.name in PROJECTIONS
+            if pending_products and not (is_fused_projection and pending_products[0][0].above is node_position.above):
                 yield pending_products
                 pending_products = []
-            if joins:
+            if is_fused_projection:
                 pending_products.append((node_position, op))
             else:
                 yield [(node_position, op)]

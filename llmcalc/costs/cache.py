@@ -103,8 +103,8 @@ class CacheSize:
     def bytes_per_token(self) -> int:
         """The cache bytes that one token adds in all layers, before any sliding window is full."""
         first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
-        no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(no_tokens))
+        empty_workload = self.workload.with_(batch=1, seq=0, context=0, source=0)
+        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(empty_workload))
 
     @property
     def growth_per_token(self) -> int:

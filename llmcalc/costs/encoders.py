@@ -74,7 +74,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
         images, (height, width) = inputs.images or 1, inputs.height_and_width
         name, rule = _encoder_rule(spec, "image", "images")
         tower: Any = spec.towers[name]
-        rule = rule if images == 1 else rule.among_several()
+        rule = rule if images == 1 else rule.rule_among_several()
         encoded_input = rule.encode(height, width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
         runs += _encoder_runs(spec, name, encoded_input, batch * images)
@@ -123,13 +123,13 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
 def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, input_count: int) -> Iterator[EncoderRun]:
     """Yields the passes of an encoder and of its projectors. input_count: images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
-    by_name = {node.name: node for node in towers.children}
+    towers_by_name = {node.name: node for node in towers.children}
     workload = EncoderPass(
         batch=input_count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns
     )
     names_of_parts = list(_with_projectors(spec, name))
     _check_merges(spec, names_of_parts, encoded_input)
-    nodes = tuple(by_name[name_of_part] for name_of_part in names_of_parts)
+    nodes = tuple(towers_by_name[name_of_part] for name_of_part in names_of_parts)
     if encoded_input.real_patches is None:
         yield EncoderRun(nodes, RunConfig(workload))
         return

@@ -76,8 +76,8 @@ class FlopCount:
     @property
     def encoders(self) -> Number:
         """FLOPs of the image and audio encoders and their projectors; 0 in decoding, which reads no new input."""
-        reads_none = self.inputs is None or self.workload.phase == "decode"
-        return 0 if reads_none or self.inputs is None else self.inputs.total(forward_of)
+        has_no_inputs = self.inputs is None or self.workload.phase == "decode"
+        return 0 if has_no_inputs or self.inputs is None else self.inputs.total(forward_of)
 
     @property
     def total(self) -> Number:

@@ -23,14 +23,14 @@ def buffers_of(op_use: Use) -> Number:
     return op_use.buffers()
 
 
-def spared_at_most_of(op_use: Use) -> Number:
+def max_skipped_params_of(op_use: Use) -> Number:
     """Returns the active parameters that a token skips if it is routed to as many identity experts as possible."""
-    return op_use.spared_at_most()
+    return op_use.max_skipped_params()
 
 
-def spared_evenly_of(op_use: Use) -> Number:
+def mean_skipped_params_of(op_use: Use) -> Number:
     """Returns the active parameters that a token skips on average if it selects all experts equally often."""
-    return op_use.spared_evenly()
+    return op_use.mean_skipped_params()
 
 
 @frozen
@@ -56,7 +56,7 @@ class ParameterCount:
     @property
     def active_at_least(self) -> Number:
         """Active parameters of a token routed to as many identity experts as possible; `active` without any."""
-        return self.active - self.tree.total(spared_at_most_of, include=self.include)
+        return self.active - self.tree.total(max_skipped_params_of, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
@@ -64,7 +64,7 @@ class ParameterCount:
 
         The average is rounded down in each layer.
         """
-        return self.active - self.tree.total(spared_evenly_of, include=self.include)
+        return self.active - self.tree.total(mean_skipped_params_of, include=self.include)
 
     @property
     def buffers(self) -> Number:

@@ -48,13 +48,13 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
-            total += layer.in_model(_attention_flops, include)
+            total += layer.cost_in_model(_attention_flops, include)
         elif recompute.layers:
             cost = _unsaved_flops if recompute.saved_operations else Use.forward_flops
             total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                node_position.in_model(Use.forward_flops, include)
+                node_position.cost_in_model(Use.forward_flops, include)
                 for path, node_position in _modules_below(layer)
                 if path in recompute.nodes
             )
@@ -74,7 +74,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
         return total
     for layer, scope in _layers_and_steps(spec, run_config):
         if recompute.core:
-            total += layer.in_model(_value_product_flops, include)
+            total += layer.cost_in_model(_value_product_flops, include)
         elif recompute.layers:
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:

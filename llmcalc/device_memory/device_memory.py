@@ -193,8 +193,8 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    counted = CountedRun(spec, replays, cuda_runtime, recompute_period)
-    return counted.memory(unreplayed, tensors, encoders)
+    counted_run = CountedRun(spec, replays, cuda_runtime, recompute_period)
+    return counted_run.memory(unreplayed, tensors, encoders)
 
 
 def summarize(
@@ -320,11 +320,11 @@ class CountedRun:
 
     def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
-        few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
+        short_run_repeats = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
                 RepeatAnalysis(recorded, self.stacks, self.repeating)
-                for recorded in replays(few, self.runtime.workspace)
+                for recorded in replays(short_run_repeats, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -350,13 +350,15 @@ class CountedRun:
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating = self.stacks, self.repeating
-        shorter, longer = (
+        shorter_repeats, longer_repeats = (
             {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
         )
-        longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
-        added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
-        missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        return self._overhead_with_layers(shorter).extrapolate(self._overhead_with_layers(longer), missing, added)
+        longer_repeats = {i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating}
+        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating)
+        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating)
+        return self._overhead_with_layers(shorter_repeats).extrapolate(
+            self._overhead_with_layers(longer_repeats), missing_layers, added_layers
+        )
 
     def _overhead_with_layers(self, layers: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead. layers: stack → repeats, by default all."""
@@ -367,12 +369,12 @@ class CountedRun:
 
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one, whose types repeat in no pattern."""
-    irregular = sum(
+    irregular_layers = sum(
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
-    if irregular > MOST_IRREGULAR_LAYERS:
+    if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(
-            f"{irregular:,} layers that repeat no pattern are too many for memory; "
+            f"{irregular_layers:,} layers that repeat no pattern are too many for memory; "
             f"expected at most {MOST_IRREGULAR_LAYERS:,}"
         )
 
@@ -419,9 +421,9 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns the name of each phase → bytes by kind of tensor at the phase's peak."""
-    by_phase: dict[str, Mapping[str, int]] = {}
+    bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
-            by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
-    return by_phase
+            bytes_by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
+    return bytes_by_phase

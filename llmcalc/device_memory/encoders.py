@@ -17,7 +17,7 @@ from ..simulator.choices import Choices
 from ..simulator.meter import Meter, NoMeter, Place
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import DTYPES
-from ..workload.derived_rows import PATCHES, WithMore
+from ..workload.derived_rows import PATCHES, RowsWithExtra
 
 
 class EncoderPeak(NamedTuple):
@@ -44,8 +44,8 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             replays = [
-                Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
-                for counter in (memory_meter, NoMeter())
+                Eager(Graph(meter), run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
+                for meter in (memory_meter, NoMeter())
             ]
             for replay in replays:
                 replay.graph.enabled = False
@@ -65,10 +65,12 @@ def _layer_program(tower: Any) -> Flow:
     """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
-        x = tower.stack.stem.frames_read()
+        frames = tower.stack.stem.frames_read()
     else:
-        x = Value(WithMore(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
-        program.entry = x
+        frames = Value(RowsWithExtra(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
+        program.entry = frames
     with program.apart(causal=False):
-        program.result = tower.stack.flow(program, x, hidden) if tower.type == "audio" else tower.stack.flow(program, x)
+        program.result = (
+            tower.stack.flow(program, frames, hidden) if tower.type == "audio" else tower.stack.flow(program, frames)
+        )
     return program

@@ -92,17 +92,17 @@ class Memory:
     @property
     def device(self) -> DeviceMemory:
         """The device memory on the run's accelerator. Raises `Unsupported` for an operation without a kernel."""
-        return self.on(self.runtime)
+        return self.memory_on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation: the one in the settings, else the phase's default."""
-        return self._counted_on(self.runtime).attention
+        return self._counted_run_on(self.runtime).attention
 
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        return self._counted_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        return self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:
@@ -134,13 +134,13 @@ class Memory:
             self._quantized_sizes,
         )
 
-    def on(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
         if cuda_runtime not in self._by_runtime:
             self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
         return self._by_runtime[cuda_runtime]
 
-    def _counted_on(self, cuda_runtime: Runtime) -> CountedMemory:
+    def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
         """Returns the run on an accelerator with this runtime, before it is replayed on the allocator."""
         if cuda_runtime not in self._counted:
             default = default_attention(self.settings, self.spec)
@@ -157,12 +157,12 @@ class Memory:
             training_run = self._training_of(cuda_runtime)
         else:
             training_run = self._inference_of(attention, cuda_runtime)
-        counted = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
-        return CountedMemory(attention, counted, self._encoder_peaks(attention))
+        counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
+        return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
-        attention, training_run, encoders = self._counted_on(cuda_runtime)
+        attention, training_run, encoders = self._counted_run_on(cuda_runtime)
         device = training_run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
         if self.settings.phase != "training":
             return device
@@ -244,17 +244,17 @@ class Memory:
         other_parts = count.include - {TOWERS.name}
         tensors = list(trained_tensors(count.tree, count.include))
         towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, other_parts))]
-        n = elements_of(towers)
-        weights = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
+        parameters = elements_of(towers)
+        weights = [UnreplayedBytes("weights", bytes_of(parameters, use.dtype))]
         if use.optimizer is None or use.adapters is not None:
             return weights
         states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
-        master = bytes_of(n, "float32") if use.has_master else 0
+        master_bytes = bytes_of(parameters, "float32") if use.has_master else 0
         stays = self.settings.zero_grad == "zeros"
         return [
             *weights,
-            UnreplayedBytes("optimizer", states + master),
-            UnreplayedBytes("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=stays),
+            UnreplayedBytes("optimizer", states + master_bytes),
+            UnreplayedBytes("gradients", bytes_of(parameters, use.grad_dtype), ("backward", "step"), stays=stays),
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
@@ -268,7 +268,7 @@ class Memory:
         """
         settings, use = self.settings, self.states
         base = "none" if use.adapters is None else use.adapters.base
-        from_source = [
+        evidence_from_source = [
             (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
@@ -296,7 +296,7 @@ class Memory:
         return [
             *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
-            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
+            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in evidence_from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated_parts if holds),
         ]
 

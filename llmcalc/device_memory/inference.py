@@ -215,10 +215,10 @@ class InferenceRun:
             for key, tensors in unmetered_lowering.store.items():
                 self.meter.parameter_path = key
                 self.lowering.store[key] = tuple(
-                    x
+                    tensor
                     if self.inference.paged
-                    else Tensor(x.shape, x.dtype, Storage(self.meter, x.storage.bytes), x.strides)
-                    for x in tensors
+                    else Tensor(tensor.shape, tensor.dtype, Storage(self.meter, tensor.storage.bytes), tensor.strides)
+                    for tensor in tensors
                 )
             self.meter.parameter_path = None
 
@@ -324,16 +324,25 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
     layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
-    layout, place, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
+    layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
     assert isinstance(program, RankFlow)
     if program.divides_evenly:
-        place = place._replace(tp=0, ep=0, etp=0)
+        coordinates = coordinates._replace(tp=0, ep=0, etp=0)
     names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
     run = [names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
         run = shortened(run, layers.get(0))
     return (
-        *(layout.tp, layout.ep, layout.expert_tp, place.tp, place.ep, place.etp, spec.chunks.first, spec.chunks.last),
+        *(
+            layout.tp,
+            layout.ep,
+            layout.expert_tp,
+            coordinates.tp,
+            coordinates.ep,
+            coordinates.etp,
+            spec.chunks.first,
+            spec.chunks.last,
+        ),
         *(tuple(layers.items()), *run),
     )
 

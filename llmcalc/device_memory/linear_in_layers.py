@@ -158,11 +158,11 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         listed_repeats = sorted(
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
-        for k in listed_repeats:
-            added_layers = k * block_stack.period
+        for repeat in listed_repeats:
+            added_layers = repeat * block_stack.period
             points.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + k * slope)
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * slope)
                     for layer_index, path, bytes, slope in rows
                 ]
             )

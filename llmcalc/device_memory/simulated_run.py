@@ -30,13 +30,13 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
 
     attention: the implementation if the settings name none; default: the phase's default.
     """
-    serves = settings.serves
-    default: AttentionImplementation = "flash" if serves else "sdpa"
-    like_classes = settings.fused_qkv is None and not serves
+    is_serving = settings.serves
+    default: AttentionImplementation = "flash" if is_serving else "sdpa"
+    like_classes = settings.fused_qkv is None and not is_serving
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or default,
-        norm=settings.norm or ("fused" if serves else "eager"),
+        norm=settings.norm or ("fused" if is_serving else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
@@ -184,11 +184,15 @@ def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
     """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
-    block, seq, computing = cache_block(settings, memory_use), memory_use.workload.seq, activation_format(memory_use)
-    if memory_use.kv_dtype and not block and memory_use.kv_dtype != computing:
+    block, seq, compute_format = (
+        cache_block(settings, memory_use),
+        memory_use.workload.seq,
+        activation_format(memory_use),
+    )
+    if memory_use.kv_dtype and not block and memory_use.kv_dtype != compute_format:
         raise InputError(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
-            f"activations, {short_dtype(computing)}; expected --kv-block {KV_BLOCK}"
+            f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
     prefill = Inference(
         phase="prefill",
@@ -196,7 +200,7 @@ def inference_passes(
         seq=seq,
         source=settings.source,
         chunk=prompt_chunk(settings, memory_use),
-        dtype=computing,
+        dtype=compute_format,
         choices=replace(kernel_choices(settings, spec, attention), attention=attention),
         mla=settings.mla or "auto",
         include=memory_use.count.include - {TOWERS.name},

@@ -170,9 +170,9 @@ class MemoryUse:
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
-            counted_by = " (--quantize counts them)" if self.phase != "training" else ""
+            option_note = " (--quantize counts them)" if self.phase != "training" else ""
             notes.append(
-                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{option_note}"
             )
         return notes
 
@@ -187,14 +187,14 @@ USUAL = Settings()
 def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
-    published: str = "bfloat16",
+    published_dtype: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
     """Returns the persistent memory of a model under `settings`.
 
-    published: number format of the published weights; default bfloat16.
+    published_dtype: number format of the published weights; default bfloat16.
     include: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
     config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
         it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
@@ -209,21 +209,21 @@ def memory(
     if settings.phase == "training":
         return _training_memory(spec, count, settings)
     sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, count, settings, published, config, sizes)
+    return _inference_memory(spec, count, settings, published_dtype, config, sizes)
 
 
 def _inference_memory(
     spec: ModelSpec,
     count: ParameterCount,
     settings: Settings,
-    published: str,
+    published_dtype: str,
     config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
-    weights, stored_size = dtype(settings.dtype or published), None
+    weights, stored_size = dtype(settings.dtype or published_dtype), None
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
-        weights = _unconverted_format(settings, published)
+        weights = _unconverted_format(settings, published_dtype)
         key = settings.quantize, weights, count.include
         if key not in quantized_sizes:
             names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
@@ -251,10 +251,10 @@ def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpo
     return scheme_of_config(table) if settings.dtype is None else None
 
 
-def _unconverted_format(settings: Settings, published: str) -> str:
+def _unconverted_format(settings: Settings, published_dtype: str) -> str:
     """Returns the number format of unquantized tensors: the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
-        return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
+        return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
         raise InputError(
             f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 "
@@ -292,20 +292,20 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
     default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
     weights = _float_format(settings.dtype, "--dtype", default_weights)
     is_wide = DTYPE_BITS[weights] >= 32
-    master = settings.master_weights or ("none" if is_wide else default_master)
-    if master == "fp32" and is_wide:
+    master_weights = settings.master_weights or ("none" if is_wide else default_master)
+    if master_weights == "fp32" and is_wide:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
-    return weights, master == "fp32"
+    return weights, master_weights == "fp32"
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     optimizer_record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not optimizer_record.has_momentum:
-        with_momentum = " or ".join(
+        momentum_optimizers = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {optimizer_record.name}")
+        raise InputError(f"--momentum: for --optimizer {momentum_optimizers}, not {optimizer_record.name}")
     if settings.optimizer_dtype is not None and (
         optimizer_record.state_format or (optimizer_record.has_momentum and not momentum)
     ):

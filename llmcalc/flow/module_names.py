@@ -101,8 +101,8 @@ class ModuleNames:
             for name, stack in sides.items():
                 self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
         else:
-            one_sided = kind == "encoder" or any(key.startswith("decoder.") for key in names)
-            self._stack_names("", other_children, self._side_names(kind, roots) if one_sided else roots)
+            has_one_side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
+            self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published_names(path)
@@ -143,14 +143,14 @@ class ModuleNames:
             if child.name not in ("layers", "mtp"):
                 nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
                 self._outside |= {f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        apart = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
-        together = [layer for layer in layers if layer.label not in apart]
+        labels_of_own_lists = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
+        together = [layer for layer in layers if layer.label not in labels_of_own_lists]
         for layer in (*layers, *predictors):
-            is_apart = layer.name == "layers" and layer.label in apart
-            key, listed = (
+            is_apart = layer.name == "layers" and layer.label in labels_of_own_lists
+            key, listed_layers = (
                 (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", together)
             )
-            indices = sorted(i for other in listed if other.role != "shared" for i in other.indices or ())
+            indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
             lists = _split_alternatives(self._own.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
@@ -344,12 +344,12 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *ancestors, node = path.split(".")
-    all_names = list(names)
+    known_names = list(names)
     if ancestors and ancestors[-1] == "experts":
         modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
-        all_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
+        known_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
     variants: list[str] = []
-    for name in dict.fromkeys(all_names):
+    for name in dict.fromkeys(known_names):
         *path_names, leaf = name.split(".")
         choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         leaf_names = (leaf, *EARLIER.get(leaf, ()))

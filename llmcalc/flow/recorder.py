@@ -92,7 +92,11 @@ class Recorder:
         indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **indices) as scope:
             scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
-            output = part.flow(self, x, **arguments) if after is None else part.flow(self, x, after=after, **arguments)
+            output = (
+                part.flow(self, x, **arguments)
+                if after is None
+                else part.flow(self, x, first_layer_output=after, **arguments)
+            )
             scope.gives = output
             return output
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
 from ..frozen import frozen
-from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
+from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SKIPPED_PARAMS, Op
 from ..workload.run_config import RunConfig
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
@@ -33,9 +33,9 @@ no_grad: it runs only forward: its output selects something, and no gradient pas
 
 ABSENT: Mapping[Role, frozenset[str]] = {
     "own": frozenset(),
-    "shared": PARAMS | BUFFERS | SPARED,
+    "shared": PARAMS | BUFFERS | SKIPPED_PARAMS,
     "kept": FLOPS | CACHE,
-    "idle": FLOPS | CACHE | SPARED | {"active_params"},
+    "idle": FLOPS | CACHE | SKIPPED_PARAMS | {"active_params"},
     "no_grad": frozenset({"backward_flops"}),
 }
 """The effects of an op that do not count at a node with that role."""
@@ -178,7 +178,7 @@ class Place:
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of the node, without its child nodes."""
+        """Returns the cost of one repeat of this node's op, without child nodes."""
         op_use = self.use
         return 0 if op_use is None else cost(op_use)
 
@@ -193,7 +193,7 @@ class Place:
         """Returns the cost of all repeats of the node in one copy of its parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
-    def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of the node in the model."""
         return times(self.cost_per_repeat(cost, include), self.times)
 
@@ -241,11 +241,11 @@ class Use:
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._effect_or_zero("cache_bits", self.run_config, kv_bits)
 
-    def spared_at_most(self) -> Number:
-        return self._effect_or_zero("spared_at_most")
+    def max_skipped_params(self) -> Number:
+        return self._effect_or_zero("max_skipped_params")
 
-    def spared_evenly(self) -> Number:
-        return self._effect_or_zero("spared_evenly")
+    def mean_skipped_params(self) -> Number:
+        return self._effect_or_zero("mean_skipped_params")
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
@@ -295,7 +295,7 @@ def spans(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
-        if stride > 1 and all(b - a == stride for a, b in pairwise(indices)):
+        if stride > 1 and all(last - first == stride for first, last in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
     runs: list[list[int]] = []
     for i in indices:
@@ -303,5 +303,5 @@ def spans(indices: Sequence[int]) -> str:
             runs[-1][1] = i
         else:
             runs.append([i, i])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     return texts[0] if len(texts) == 1 else "{" + ",".join(texts) + "}"

@@ -55,10 +55,10 @@ class RunOnRanks:
         """
         return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
 
-    def settings_on(self, cuda_runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """Returns the framework's settings on an accelerator, created by `make` at the first call."""
+    def settings_on(self, cuda_runtime: Runtime, make_settings: Callable[[], Any]) -> Any:
+        """Returns the framework's settings on an accelerator, created by `make_settings` at the first call."""
         if cuda_runtime not in self._settings:
-            self._settings[cuda_runtime] = make()
+            self._settings[cuda_runtime] = make_settings()
         return self._settings[cuda_runtime]
 
 
@@ -96,7 +96,7 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """Returns the lower bound of a layout's memory in bytes, if `bytes` is its estimated peak."""
+        """Returns a lower bound of a layout's memory in bytes. bytes: its estimated peak."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:

@@ -38,7 +38,7 @@ class FrozenModel:
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """What is added to the memory of training, each with its own bytes."""
+        """Parts added to the memory of training, each with its bytes."""
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
@@ -48,7 +48,7 @@ class FrozenModel:
         """
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
-    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the frozen weights' bytes per device, which add to the memory of the training run.
 
         device: the memory of the rank's training.
@@ -76,10 +76,10 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """What is added to the memory_estimate of training: the loss alone."""
+        """Parts added to the memory of training: the loss alone."""
         return (self,)
 
-    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
         workload = memory_estimate.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
@@ -102,9 +102,9 @@ class Teacher(FrozenModel):
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """What is added to the memory of training: the teacher's weights and the loss."""
+        """Parts added to the memory of training: the teacher's weights and the loss."""
         return (self,) if self.loss is None else (self, self.loss)
 
-    def bytes_beside(self, memory_estimate: Memory, device: DeviceMemory) -> int:
+    def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the bytes per device of the teacher's weights."""
         return self.bytes(self.parameters, memory_estimate.states.dtype)

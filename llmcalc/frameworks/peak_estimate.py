@@ -53,16 +53,16 @@ class PeakByPath(NamedTuple):
     by_path: Mapping[str, int]
 
     @staticmethod
-    def since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
+    def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peaks: dict[str, int] = {}
         for module_path, peak in memory_meter.peaks.items():
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
-    def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peak bytes with `count` more layers. next_longer: the peak bytes with one more layer."""
-        bytes_by_path = next_longer.by_path
+    def with_more_layers(self, longer_peak: PeakByPath, count: int) -> PeakByPath:
+        """Returns the peak bytes with `count` more layers. longer_peak: the peak bytes with one more layer."""
+        bytes_by_path = longer_peak.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
@@ -132,14 +132,14 @@ class MicroBatchBytes:
         """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
-    def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `count` more layers. next_longer: its bytes with one more layer."""
+    def with_more_layers(self, longer_peak: MicroBatchBytes, count: int) -> MicroBatchBytes:
+        """Returns a micro-batch's bytes with `count` more layers. longer_peak: its bytes with one more layer."""
         return MicroBatchBytes(
-            self.saved + count * (next_longer.saved - self.saved),
-            self.forward.with_more_layers(next_longer.forward, count),
-            self.backward.with_more_layers(next_longer.backward, count),
-            self.received + count * (next_longer.received - self.received),
-            self.extra_gradients + count * (next_longer.extra_gradients - self.extra_gradients),
+            self.saved + count * (longer_peak.saved - self.saved),
+            self.forward.with_more_layers(longer_peak.forward, count),
+            self.backward.with_more_layers(longer_peak.backward, count),
+            self.received + count * (longer_peak.received - self.received),
+            self.extra_gradients + count * (longer_peak.extra_gradients - self.extra_gradients),
         )
 
 
@@ -164,9 +164,9 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
     count = use.params()
     if not count:
         return 0
-    padded = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
+    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
     return count + sum(
-        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded
+        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
     )
 
 
@@ -244,15 +244,15 @@ class PeakEstimate:
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
         """
-        by_rank = self._static_bytes_by_rank(layout)
-        first_rank_bytes = by_rank[0]
+        bytes_by_rank = self._static_bytes_by_rank(layout)
+        first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
             saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
                 first_rank_bytes += schedule.peak_in_flight(0, saved_bytes)[0]
-        return self.fixed_bytes + max(first_rank_bytes, *by_rank)
+        return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
@@ -271,8 +271,8 @@ class PeakEstimate:
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)
-        largest = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
-        return peaks[largest], largest
+        largest_stage = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
+        return peaks[largest_stage], largest_stage
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage."""
@@ -297,40 +297,44 @@ class PeakEstimate:
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
-        measured = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved_bytes, in_flight = schedule.peak_in_flight(rank, [batch.saved for batch in measured])
+        pass_bytes = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
+        saved_bytes, in_flight = schedule.peak_in_flight(rank, [batch.saved for batch in pass_bytes])
         parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
-            for stage, batch in zip(rank_stages, measured, strict=True)
+            for stage, batch in zip(rank_stages, pass_bytes, strict=True)
         ]
         transient = self.transient_bytes(layout, parameters)
         peaks = [
             _pass_peaks(batch, stage, transient, micro_batches)
-            for batch, stage in zip(measured, rank_stages, strict=True)
+            for batch, stage in zip(pass_bytes, rank_stages, strict=True)
         ]
-        all_in_flight = in_flight.awaiting_backward == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
-        if self.frees_gradients and all_in_flight:
-            pass_peak = self._first_backward_peak(layout, rank_stages[0], measured[0], peaks[0])
+        keeps_all_microbatches = in_flight.awaiting_backward == (micro_batches,) and (
+            layout.pp == 1 or layout.zero == 0
+        )
+        if self.frees_gradients and keeps_all_microbatches:
+            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], peaks[0])
         else:
             pass_peak = max(
                 max(stage_peaks) - batch.saved
-                for stage_peaks, batch, count in zip(peaks, measured, in_flight.awaiting_backward, strict=True)
+                for stage_peaks, batch, count in zip(peaks, pass_bytes, in_flight.awaiting_backward, strict=True)
                 if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if schedule.two_way:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
-        received_bytes = micro_batches * sum(batch.received for batch in measured)
+        received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         moment_bytes = (
             saved_bytes + pass_peak + transient.in_passes,
-            saved_bytes - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
+            saved_bytes
+            - min(batch.saved for batch in pass_bytes)
+            + max(transient.backward_end, transient.forward_start),
             transient.gradient_reduction,
             transient.optimizer_step,
         )
         return self.fixed_bytes + static_bytes + received_bytes + transient.always + max(moment_bytes)
 
     def _first_backward_peak(
-        self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
+        self, layout: Layout, stage: Stage, pass_bytes: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
         """Returns the peak bytes of the first backward pass of a step, which starts without gradients.
 
@@ -340,9 +344,9 @@ class PeakEstimate:
         gradients = self.static_bytes(layout, stage, gradients_only=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradients = round(gradients * head_elements / parameters.total)
-        first_layer = layer - measured.saved
+        first_layer = layer - pass_bytes.saved
         last_layer = max(head, layer) - gradients + head_gradients
-        return max(forward - gradients, last_layer, first_layer) - measured.saved
+        return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Returns the bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
@@ -363,8 +367,8 @@ class PeakEstimate:
         shards = layout.shards if self.pads and layout.zero == 3 else 1
         key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
         if key not in self._parameters:
-            all_experts = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            self._parameters[key] = self._count_parameters(all_experts, stage, shards)
+            expert_layout = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
+            self._parameters[key] = self._count_parameters(expert_layout, stage, shards)
         counts = self._parameters[key]
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
@@ -428,10 +432,10 @@ class PeakEstimate:
             self._measured[key] = tuple(
                 batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
-        measured = self._measured[key]
+        pass_bytes = self._measured[key]
         if repeats is None:
-            return measured[0]
-        longer_run, shorter_run = measured
+            return pass_bytes[0]
+        longer_run, shorter_run = pass_bytes
         if len(set(map(id, self.layer_kinds[start:end]))) == 1:
             self._saved_by_layer[(*shape, id(self.layer_kinds[start]))] = longer_run.saved - shorter_run.saved
         return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
@@ -492,24 +496,24 @@ class PeakEstimate:
 
 
 def _pass_peaks(
-    measured: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
+    pass_bytes: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
     """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
     forward = max(
-        measured.layer_forward_peak,
-        measured.loss_peak + transient.at_loss,
-        measured.between_layers_and_head + transient.before_head,
+        pass_bytes.layer_forward_peak,
+        pass_bytes.loss_peak + transient.at_loss,
+        pass_bytes.between_layers_and_head + transient.before_head,
     )
     if micro_batches > 1:
         forward += transient.later_micro_batches
     head = max(
-        measured.head_backward_peak + transient.outside_layers,
-        measured.backward_outside_modules + transient.outside_layers + transient.outside_modules,
-        measured.between_layers_and_head + transient.after_head,
+        pass_bytes.head_backward_peak + transient.outside_layers,
+        pass_bytes.backward_outside_modules + transient.outside_layers + transient.outside_modules,
+        pass_bytes.between_layers_and_head + transient.after_head,
     )
-    saved_per_layer = measured.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
-    from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
-    layer = measured.layer_backward_peak + transient.in_layer_backward + from_other_module
+    saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
+    bytes_from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
+    layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + bytes_from_other_module
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
@@ -553,34 +557,40 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
         chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
-        measured: list[MicroBatchBytes] = []
+        pass_bytes: list[MicroBatchBytes] = []
         for count in (repeats[0], *repeats):  # the first pass makes the gradients
             chunk.lowering.run_only = {} if count is None else {0: count}
-            if not measured:
+            if not pass_bytes:
                 chunk.set_up()
-                after_set_up = memory_meter.now
+                set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
             flight = chunk.forward_of()
-            saved_bytes, forward = memory_meter.now - bytes_before, PeakByPath.since_restart(memory_meter, bytes_before)
+            saved_bytes, forward = (
+                memory_meter.now - bytes_before,
+                PeakByPath.peaks_since_restart(memory_meter, bytes_before),
+            )
             memory_meter.restart()
             chunk.backward_of(flight)
-            backward = PeakByPath.since_restart(memory_meter, bytes_before)
+            backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
-            if not measured:  # tables, and tensors that live until the next micro-batch
-                remaining_bytes = memory_meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+            if not pass_bytes:  # tables, and tensors that live until the next micro-batch
+                remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
-            extra = sum(gradient.count - weight.count for gradient, weight in gradients)
+            extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
             constant_bytes = extra_bytes + remaining_bytes
-            measured.append(
+            pass_bytes.append(
                 MicroBatchBytes(
-                    saved_bytes, forward.plus(constant_bytes), backward.plus(constant_bytes), extra_gradients=extra
+                    saved_bytes,
+                    forward.plus(constant_bytes),
+                    backward.plus(constant_bytes),
+                    extra_gradients=extra_elements,
                 )
             )
-        return measured[1:]
+        return pass_bytes[1:]
 
     return measure
 
@@ -589,21 +599,21 @@ THREADS = 2
 """The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 
 
-def bytes_per_parameter(memory_estimate: Memory, flat: bool = False) -> BytesPerParameter:
+def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = False) -> BytesPerParameter:
     """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
-    flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
+    has_flat_parameters: whether a rank's part of all parameters is one flat tensor, which Adafactor does not factor.
     """
     memory_use, n = memory_estimate.states, memory_estimate.states.count.total
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
-        states_per_parameter = optimizer(memory_use.optimizer.name).per_element(flat)
+        states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
-            per_matrix, adamw_extra = (
+            bytes_per_matrix_element, adamw_extra = (
                 count * bytes_of(1, memory_use.optimizer.dtype) for count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
-                memory_use.weights / n, memory_use.gradients / n, per_matrix + master_bytes, adamw_extra
+                memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
             )
     states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)
@@ -612,19 +622,19 @@ def bytes_per_parameter(memory_estimate: Memory, flat: bool = False) -> BytesPer
 def estimate_with_torch_kernels(
     memory_estimate: Memory,
     per_parameter: BytesPerParameter,
-    computing: Training,
+    training_config: Training,
     transient: TransientBytesOfRank,
-    pads: bool = False,
+    pads_rows: bool = False,
 ) -> PeakEstimate:
     """Returns the memory estimate of a framework whose modules run torch's kernels.
 
     per_parameter: bytes per parameter.
-    computing: the training that its modules compute.
+    training_config: the training that its modules compute.
     transient: counts the transient bytes of a rank.
-    pads: whether shards are equally many rows of every tensor, rounded up.
+    pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
     fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
-    passes = torch_passes(memory_estimate.spec, computing)
+    passes = torch_passes(memory_estimate.spec, training_config)
     frees = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
@@ -634,5 +644,5 @@ def estimate_with_torch_kernels(
         fixed_bytes,
         transient,
         frees,
-        pads,
+        pads_rows,
     )

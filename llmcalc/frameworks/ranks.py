@@ -54,7 +54,7 @@ class Cluster:
     _replayed: dict[tuple[int, Runtime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
-    def of(
+    def with_framework(
         memory_estimate: Memory,
         layout: Layout,
         framework: Framework | str,
@@ -144,7 +144,7 @@ class Cluster:
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world - 1}))
 
-    def on(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
+    def memory_of_ranks(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
@@ -174,7 +174,7 @@ class Cluster:
         if frozen_model is not None:
             trained = memory
             for part in frozen_model.parts:
-                memory = with_frozen_model(memory, part, part.bytes_beside(self.memory, trained))
+                memory = with_frozen_model(memory, part, part.additional_bytes(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
@@ -189,7 +189,7 @@ class Cluster:
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
         """The memory of each rank in `ranks` on the run's accelerator."""
-        return self.on(self.memory.runtime)
+        return self.memory_of_ranks(self.memory.runtime)
 
     @property
     def device_rank(self) -> RankMemory:
@@ -222,8 +222,8 @@ class Cluster:
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches of a step."""
-        from_file = getattr(self.own_settings, "microbatches", None)
-        return from_file or self.settings.num_microbatches or 1
+        microbatches_of_file = getattr(self.own_settings, "microbatches", None)
+        return microbatches_of_file or self.settings.num_microbatches or 1
 
     @cached_property
     def messages(self) -> list[Message] | None:
@@ -262,8 +262,10 @@ def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str
 
 def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation that runs: the requested one, or the framework's default."""
-    requested = memory_estimate.settings.attn_implementation
-    return requested or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+    requested_attention = memory_estimate.settings.attn_implementation
+    return (
+        requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+    )
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:

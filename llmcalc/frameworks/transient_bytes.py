@@ -121,7 +121,7 @@ class OptimizerStepBytes(NamedTuple):
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        all_parameters = self.per_parameter * (dense / shards + experts / expert_shards)
+        parameter_bytes = self.per_parameter * (dense / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
@@ -132,19 +132,19 @@ class OptimizerStepBytes(NamedTuple):
                 (self.per_largest + self.per_second_largest) * matrix, self.per_adamw_parameter * by_adamw
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
-        extra = (self.gradient_copy + self.gradient_width) * extra_gradients
-        return round(all_parameters + largest_bytes / shards + extra / shards)
+        extra_bytes = (self.gradient_copy + self.gradient_width) * extra_gradients
+        return round(parameter_bytes + largest_bytes / shards + extra_bytes / shards)
 
 
 SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def measure_optimizer_step(training_config: Training, flat: bool = False) -> OptimizerStepBytes:
+def measure_optimizer_step(training_config: Training, has_flat_parameters: bool = False) -> OptimizerStepBytes:
     """Measures the temporary bytes of an optimizer's step on one, two and three matrices.
 
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
-    flat: whether a rank's shard of all parameters is one tensor, without rows.
+    has_flat_parameters: whether a rank's shard of all parameters is one tensor, without rows.
     """
     if (
         training_config.optimizer_in_backward or training_config.adapters is not None
@@ -154,23 +154,25 @@ def measure_optimizer_step(training_config: Training, flat: bool = False) -> Opt
     gradient_type = training_config.gradient_dtype or dtype
     has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
     copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
-    if flat:
+    if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_copies, 1, flat=True) / elements,
+            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / elements,
             gradient_copy=copy,
             gradient_width=width,
         )
     peak_of_1, peak_of_2, peak_of_3 = (
-        _step_peak(training_config, gradient_type, has_copies, n) / elements for n in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_copies, layer_count) / elements for layer_count in (1, 2, 3)
     )
-    per_parameter = max(0.0, peak_of_3 - peak_of_2)
-    per_largest = max(0.0, peak_of_1 - per_parameter)
-    per_second_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
-    per_adamw_parameter = None
+    bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
+    bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
+    bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
+    bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
-        by_adamw = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
-        per_adamw_parameter = max(0.0, by_adamw - per_parameter)
-    return OptimizerStepBytes(per_parameter, per_largest, per_second_largest, per_adamw_parameter, copy, width)
+        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
+        bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
+    return OptimizerStepBytes(
+        bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy, width
+    )
 
 
 def _step_peak(
@@ -179,18 +181,19 @@ def _step_peak(
     has_copies: bool,
     count: int,
     is_matrix: bool = True,
-    flat: bool = False,
+    has_flat_parameters: bool = False,
 ) -> int:
     """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
     has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
-    for matrices in a layer. flat: whether they are vectors.
+    for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
-    graph, shape = Graph(memory_meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
+    graph, shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
     weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
-        OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not flat) for _ in range(count)
+        OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not has_flat_parameters)
+        for _ in range(count)
     ]
     gradients = [empty(memory_meter, shape, gradient_type) for _ in trained_parameters]
     bytes_before = 0

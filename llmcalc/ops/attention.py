@@ -166,5 +166,5 @@ def _centred_pairs(n: Number, window: Number) -> Number:
     """Returns the number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
         return n * n
-    before, after = floor_div(window - 1, 2), floor_div(window, 2)
-    return _causal_pairs(n, before + 1, None) + _causal_pairs(n, after + 1, None) - n
+    keys_before, keys_after = floor_div(window - 1, 2), floor_div(window, 2)
+    return _causal_pairs(n, keys_before + 1, None) + _causal_pairs(n, keys_after + 1, None) - n

@@ -12,8 +12,8 @@ PARAMS = frozenset({"params", "active_params", "tensors"})
 BUFFERS = frozenset({"buffers"})
 FLOPS = frozenset({"forward_flops", "backward_flops"})
 CACHE = frozenset({"cache_bits"})
-SPARED = frozenset({"spared_at_most", "spared_evenly"})
-EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SPARED
+SKIPPED_PARAMS = frozenset({"max_skipped_params", "mean_skipped_params"})
+EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SKIPPED_PARAMS
 """All effects that a primitive can have. An effect that it does not declare is 0."""
 
 

@@ -9,7 +9,7 @@ from ..frozen import frozen
 from ..workload.derived_rows import Table
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor
+from .base import FLOPS, PARAMS, SKIPPED_PARAMS, Op, ParamTensor
 from .linear import ExpertLinear, Linear
 
 
@@ -34,7 +34,7 @@ class IdentityExperts(Op):
     maps: the linear layers of the real experts.
     """
 
-    effects = SPARED
+    effects = SKIPPED_PARAMS
 
     count: Number
     maps: tuple[ExpertLinear, ...]
@@ -46,11 +46,11 @@ class IdentityExperts(Op):
             parameter_count = add(parameter_count, linear.expert_params())
         return parameter_count
 
-    def spared_at_most(self) -> Number:
+    def max_skipped_params(self) -> Number:
         """Returns the largest number of parameters that a token can skip by selecting identity experts."""
         return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
-    def spared_evenly(self) -> Number:
+    def mean_skipped_params(self) -> Number:
         """Returns the parameters that a token skips on average if all experts are selected equally often.
 
         With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.

@@ -198,8 +198,10 @@ class LightningCore(DecayScan):
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
         d, first_block = self.head_dim, minimum(run_config.new(self.rows), self.block)
-        spared = 2 * run_config.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run_config))
-        return 2 * self.forward_flops(run_config) - spared
+        skipped_flops = (
+            2 * run_config.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run_config))
+        )
+        return 2 * self.forward_flops(run_config) - skipped_flops
 
 
 @frozen(slots=True)
@@ -231,5 +233,5 @@ class MatrixMemory(Op):
         k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new(self.rows)
         whole_chunks = floor_div(seq, c)
         no_remainder = 1 + whole_chunks - ceil_div(seq, c)
-        spared = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v
-        return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * spared
+        skipped_flops = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v
+        return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * skipped_flops

@@ -60,15 +60,15 @@ class IdentityShare(IdentityExperts):
 
     ranks: Number = 1
 
-    def spared_at_most(self) -> Number:
-        return floor_div(IdentityExperts.spared_at_most(self), self.ranks)
+    def max_skipped_params(self) -> Number:
+        return floor_div(IdentityExperts.max_skipped_params(self), self.ranks)
 
-    def spared_evenly(self) -> Number:
-        return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
+    def mean_skipped_params(self) -> Number:
+        return floor_div(IdentityExperts.mean_skipped_params(self), self.ranks)
 
 
-def _divided_by_ranks(amount: Number, ranks: Number) -> Number:
+def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
-    if isinstance(amount, int) and amount % ranks:
-        return Fraction(amount, ranks)
-    return exact_div(amount, ranks)
+    if isinstance(quantity, int) and quantity % ranks:
+        return Fraction(quantity, ranks)
+    return exact_div(quantity, ranks)

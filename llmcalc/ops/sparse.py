@@ -73,10 +73,10 @@ class PooledCore(AttentionCore):
 
     def _visible_pairs(self, n: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        chosen = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
+        pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
         pools = floor_div(n, self.pool)
-        rest = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
-        return self.pool * chosen.visible_pairs(n) + rest
+        unpooled_pairs = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
+        return self.pool * pool_scores.visible_pairs(n) + unpooled_pairs
 
     def pairs(self, run_config: RunConfig) -> Number:
         past, new = run_config.past(self.rows), run_config.new(self.rows)

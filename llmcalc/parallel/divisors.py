@@ -11,7 +11,7 @@ def divisors(number: int, maximum: int | None = None) -> list[int]:
     maximum: the largest divisor to return; None (default) for no limit.
     """
     if maximum is not None and maximum < isqrt(number):
-        return [n for n in range(1, maximum + 1) if number % n == 0]
+        return [divisor for divisor in range(1, maximum + 1) if number % divisor == 0]
     results, remainder, factor = [1], number, 2
     while factor * factor <= remainder:
         powers, power = [1], factor
@@ -19,8 +19,8 @@ def divisors(number: int, maximum: int | None = None) -> list[int]:
             powers.append(power)
             remainder, power = remainder // factor, power * factor
         if len(powers) > 1:
-            results = [n * power for n in results for power in powers]
+            results = [divisor * power for divisor in results for power in powers]
         factor += 1 if factor == 2 else 2
     if remainder > 1:
-        results += [n * remainder for n in results]
-    return sorted(n for n in results if maximum is None or n <= maximum)
+        results += [divisor * remainder for divisor in results]
+    return sorted(divisor for divisor in results if maximum is None or divisor <= maximum)

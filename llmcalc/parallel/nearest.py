@@ -117,9 +117,9 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
                     yield _layout_distance(layout_request, target, candidate, layout), layout
 
 
-def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
+def _nearest_sizes(size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
-    return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
+    return sorted({*sorted(possible_sizes, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
 def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:

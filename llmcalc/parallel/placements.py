@@ -343,23 +343,23 @@ class Placements:
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
-        by_rows = [value for value in operation.ins if self.placement(value) == "rows"]
-        if by_rows and not self.has_gradient:
-            for value in by_rows:
+        row_values = [value for value in operation.ins if self.placement(value) == "rows"]
+        if row_values and not self.has_gradient:
+            for value in row_values:
                 self._make_whole(value)
-            by_rows = []
-        if by_rows and operation.ins[0].rows is SEQUENCES:
-            for value in by_rows:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
+            row_values = []
+        if row_values and operation.ins[0].rows is SEQUENCES:
+            for value in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
                 self._add_message("all_gather", value.storage)
-            by_rows = []
-        if by_rows and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
+            row_values = []
+        if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
             raise InputError(
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
         if operation.ins and not all(is_divided(value.axes) for value in operation.ins):
             for output in operation.outs:
-                self.placements[id(output.storage)] = "rows" if by_rows else "whole"
+                self.placements[id(output.storage)] = "rows" if row_values else "whole"
 
 
 def _has_whole_groups(operation: Step) -> bool:

@@ -75,7 +75,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The full model."""
+        """The spec of the undivided model."""
         return ModelSpec.model_construct(
             **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
         )
@@ -98,32 +98,38 @@ class RankModel(ModelSpec):
     def has_undivided_products(self) -> bool:
         """Whether the rank runs a matrix product that its tensor-parallel group does not divide."""
         return self._layout.tp > 1 and any(
-            place.node.op is not None
+            node_position.node.op is not None
             and undivided_place.node.op is not None
-            and _is_undivided(place.node.op, undivided_place.node.op)
-            for place, undivided_place in zip(self.program().node().walk(), self.undivided_tree.walk(), strict=True)
+            and _is_undivided(node_position.node.op, undivided_place.node.op)
+            for node_position, undivided_place in zip(
+                self.program().node().walk(), self.undivided_tree.walk(), strict=True
+            )
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Returns component → number of this rank's parameters that its tensor-parallel group replicates."""
         parameters_by_component: dict[str, Number] = {}
-        for place, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
-            if place.use is None or undivided_place.use is None or (place.optional and place.optional not in include):
+        for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
+            if (
+                node_position.use is None
+                or undivided_place.use is None
+                or (node_position.optional and node_position.optional not in include)
+            ):
                 continue
-            for tensor, whole_tensor in zip(place.use.tensors(), undivided_place.use.tensors(), strict=True):
-                if self._is_copied(place, tensor.size, whole_tensor.size):
-                    parameters_by_component[place.kind] = parameters_by_component.get(place.kind, 0) + times(
-                        tensor.size, place.times
-                    )
+            for tensor, whole_tensor in zip(node_position.use.tensors(), undivided_place.use.tensors(), strict=True):
+                if self._is_copied(node_position, tensor.size, whole_tensor.size):
+                    parameters_by_component[node_position.kind] = parameters_by_component.get(
+                        node_position.kind, 0
+                    ) + times(tensor.size, node_position.times)
         return parameters_by_component
 
-    def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
+    def _is_copied(self, node_position: Place, size: Number, undivided_size: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank, and undivided."""
-        op, tp = place.node.op, self._layout.tp
+        op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
         if (
-            place.kind in ("embedding", "lm_head") and size != undivided_size
+            node_position.kind in ("embedding", "lm_head") and size != undivided_size
         ):  # the last part of a vocabulary may be shorter
             return False
         return tp > 1 and bool(size * tp > undivided_size)

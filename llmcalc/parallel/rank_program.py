@@ -284,10 +284,12 @@ class RankFlow(Flow):
 
     def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
-            original = options["weight"]
-            options["weight"] = weight = self._stage_copy(original)
-            if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
-                weight.out, weight.ins = original.ins, original.out
+            whole_weight = options["weight"]
+            options["weight"] = weight = self._stage_copy(whole_weight)
+            if (
+                weight is not whole_weight and not weight.is_counted
+            ):  # the stage's head is a matrix of its own, transposed
+                weight.out, weight.ins = whole_weight.ins, whole_weight.out
         return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -337,9 +339,9 @@ class RankFlow(Flow):
     ) -> Value:
         if self.stage is None or name != "layers" or self.path:
             return super().layers(x, run, repeat, indices, name, **node_fields)
-        all_indices = range(repeat) if indices is None else indices
+        layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
-        stage_indices = [i for i in all_indices if i in stage_layers]
+        stage_indices = [i for i in layer_indices if i in stage_layers]
         start = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
@@ -447,8 +449,8 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     """
     root = spec.shared_program.root
     encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
-    in_encoders = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
-    steps = (operation for operation in root.steps() if id(operation) not in in_encoders)
+    encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
+    steps = (operation for operation in root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(axis for operation in steps for value in operation.outs for axis in flat_axes(value.axes))
     )

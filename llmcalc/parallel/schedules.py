@@ -139,9 +139,9 @@ class Pipeline:
                 ("W", chunk): -weights_only,
             }
         order = [action[:2] for action in self.orders[rank]]
-        in_flight = list(accumulate(map(steps.__getitem__, order)))
-        peak = max(in_flight)
-        counts = Counter(order[: in_flight.index(peak) + 1])
+        chunks_in_flight = list(accumulate(map(steps.__getitem__, order)))
+        peak = max(chunks_in_flight)
+        counts = Counter(order[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)
         return peak, InFlight(
             tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),
@@ -462,7 +462,7 @@ class _Run:
             overlapped_actions = order[next_index : next_index + 1 + order[next_index].overlapped]
             start = self.free[rank]
             for action in overlapped_actions:
-                required_pass, ready_at = self.input_of(action, rank)
+                required_pass, ready_at = self.awaited_pass(action, rank)
                 if ready_at is None:
                     self.waiting[required_pass] = rank
                     return
@@ -475,7 +475,7 @@ class _Run:
                 self.finish(action, rank, start, end)
             next_index += len(overlapped_actions)
 
-    def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
+    def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch

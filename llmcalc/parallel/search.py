@@ -88,7 +88,7 @@ def search(
     _check_request(rules, layout_request)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
+    experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
     tensors = _sizes_to_try(layout_request.tp, devices, node)
     sequences = _sizes_to_try(
@@ -105,8 +105,8 @@ def search(
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
             if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes, layout_request):
                 continue
-            if no_pipeline and pp > 1:
-                result.refused[no_pipeline] += 1
+            if pipeline_refusal and pp > 1:
+                result.refused[pipeline_refusal] += 1
                 continue
             if layout_request.zero and dp * cp == 1 < devices:
                 result.refused[NO_REPLICAS] += 1
@@ -120,12 +120,12 @@ def search(
     return result
 
 
-def check_depth(spec: ModelSpec, most: int) -> None:
+def check_depth(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with more layers than those of which layouts are searched."""
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    if layers > most:
+    if layers > most_stages:
         raise InputError(
-            f"{layers:,} layers are too many for a search of layouts; expected at most {most:,} (llmcalc memory "
+            f"{layers:,} layers are too many for a search of layouts; expected at most {most_stages:,} (llmcalc memory "
             "answers for one layout, such as --tp 8)"
         )
 
@@ -136,7 +136,7 @@ def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = N
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns a divisor of all allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
+    """Returns the divisor of allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -266,9 +266,9 @@ def _try_layout(
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; middle stages get the remaining layers."""
-    per_stage, remainder = divmod(layers, count)
+    layers_per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
-    return tuple(per_stage + (start <= i < start + remainder) for i in range(count))
+    return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(count))
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:

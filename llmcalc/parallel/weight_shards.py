@@ -73,9 +73,9 @@ def _weight_shards(
             )
         elif item.op is not None and "params" in item.op.effects:
             expert = expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
-            of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
+            is_head_norm = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
-                yield WeightShard(child_path, tensor, count, expert, of_heads)
+                yield WeightShard(child_path, tensor, count, expert, is_head_norm)
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:

@@ -58,8 +58,8 @@ def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     if len(bars) <= MOST_NODES:
         return bars
     small_parts = [node for _, node in bars[MOST_NODES - 1 :]]
-    by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
-    total = small_parts[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
+    seconds_by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
+    total = small_parts[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
     return [*bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total)]
 
 

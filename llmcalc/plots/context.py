@@ -30,18 +30,18 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
     ax: axes to draw on; default a new figure.
     """
 
-    def of(preset: Preset) -> list[float]:
+    def cache_bytes_of(preset: Preset) -> list[float]:
         shortest_cache = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
         return [float(shortest_cache.after(tokens).bytes) for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
-    return _plot_curves(models, of, title, lambda value: units.memory(round(value)), 2, ax)
+    return _plot_curves(models, cache_bytes_of, title, lambda value: units.memory(round(value)), 2, ax)
 
 
 def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     """Plots the forward FLOPs of one token against its context length, on log axes."""
 
-    def of(preset: Preset) -> list[float]:
+    def token_flops_of(preset: Preset) -> list[float]:
         phase = "forward" if preset.model.kind == "encoder" else "decode"
         values: list[float] = []
         for tokens in CONTEXTS:
@@ -53,7 +53,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
             values.append(flops(preset.model, run_config).per_token)
         return values
 
-    return _plot_curves(models, of, "FLOPs of one more token", units.flops, 10, ax)
+    return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
 
 
 def _plot_curves(
@@ -107,8 +107,8 @@ def _draw_curves(
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Names each curve at its end, right of the axes, with a line to the end if the name had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
-    to_axes = ax.transData + ax.transAxes.inverted()
-    points = [tuple(to_axes.transform(end)) for end in ends]
+    data_to_axes = ax.transData + ax.transAxes.inverted()
+    points = [tuple(data_to_axes.transform(end)) for end in ends]
     heights = spread_labels(
         [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )

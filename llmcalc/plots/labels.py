@@ -61,19 +61,19 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
     for rank, i in enumerate(order):
-        mean, label_count = heights[i] - rank * distance, 1
-        while blocks and blocks[-1][0] >= mean:
+        mean_height, label_count = heights[i] - rank * distance, 1
+        while blocks and blocks[-1][0] >= mean_height:
             label_below, label_count_below = blocks.pop()
-            mean, label_count = (
-                (mean * label_count + label_below * label_count_below) / (label_count + label_count_below),
+            mean_height, label_count = (
+                (mean_height * label_count + label_below * label_count_below) / (label_count + label_count_below),
                 label_count + label_count_below,
             )
-        blocks.append((mean, label_count))
-    means = [mean for mean, label_count in blocks for _ in range(label_count)]
+        blocks.append((mean_height, label_count))
+    mean_heights = [mean_height for mean_height, label_count in blocks for _ in range(label_count)]
     highest_start = max(high - (len(order) - 1) * distance, low)
     spread = [0.0] * len(order)
-    for rank, (i, mean) in enumerate(zip(order, means, strict=True)):
-        spread[i] = min(max(mean, low), highest_start) + rank * distance
+    for rank, (i, mean_height) in enumerate(zip(order, mean_heights, strict=True)):
+        spread[i] = min(max(mean_height, low), highest_start) + rank * distance
     return spread
 
 
@@ -85,8 +85,8 @@ class Box(NamedTuple):
 
     def overlaps(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
-        separate = self.right <= other_box.left or other_box.right <= self.left
-        return not separate and self.bottom < other_box.top and other_box.bottom < self.top
+        is_separate = self.right <= other_box.left or other_box.right <= self.left
+        return not is_separate and self.bottom < other_box.top and other_box.bottom < self.top
 
 
 def place_names(

@@ -65,7 +65,8 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     for memory_kind in (*KINDS, BESIDE):
         bar_heights = [bar_parts.get(memory_kind, 0) / scale.factor for _, bar_parts in rows]
         starts = [
-            sum(bar_parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)]) / scale.factor
+            sum(bar_parts.get(lower_kind, 0) for lower_kind in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)])
+            / scale.factor
             for _, bar_parts in rows
         ]
         if any(bar_heights):

@@ -97,8 +97,8 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
 
 def _text_colour(colour: str) -> str:
     """Returns white or ink, whichever contrasts more with a colour (WCAG's relative luminance)."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (
-        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels
+        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb
     )
     return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"

@@ -136,8 +136,8 @@ def _name_points(
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
     for _, point, path in points:
-        neighbour = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
-        names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
+        nearest_point = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
+        names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
     words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
         for first_point, *other_points in names.values()

@@ -60,22 +60,22 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     for rank, spans in enumerate(timetable.spans):
         is_lower_half = False
         for (pass_kind, chunk, micro_batch, is_overlapped), start, end in spans:
-            tall = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
+            bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars.setdefault((pass_kind, chunk, lower_edge, tall), []).append((start, end - start))
+            bars.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append((start, end - start))
             label_text = str(micro_batch)
             if (end - start) * inches > DIGIT * len(label_text):
-                x, y, size = (start + end) / 2, lower_edge + tall / 2, 8 if tall == HEIGHT else 7
+                x, y, size = (start + end) / 2, lower_edge + bar_height / 2, 8 if bar_height == HEIGHT else 7
                 text_background = TEXT_BACKGROUND if palette.HATCHES[pass_kind] else None
                 ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
             is_lower_half = is_overlapped
-    paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (pass_kind, chunk, lower_edge, tall), time_ranges in bars.items():
-        colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
+    paleness = 0.6 / max(1, timetable.pipeline.chunks - 1)
+    for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars.items():
+        colour = tuple(channel + (1 - channel) * paleness * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
         has_room = time_ranges[0][1] * inches > LINE
         hatch, edge_colour, line = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
-            time_ranges, (lower_edge, tall), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
+            time_ranges, (lower_edge, bar_height), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
         )
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
@@ -84,8 +84,8 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    pale = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale}")
+    pale_text = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
+    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}")
     _draw_legend(ax, timetable)
 
 

@@ -20,9 +20,9 @@ class CurveStyle(NamedTuple):
     line: Any
 
 
-def curve_style(i: int) -> CurveStyle:
-    """Returns the style of curve number `i`, counted from 0; the styles repeat after 24 curves."""
-    round_index = i // len(SERIES) % len(LINES)
-    colour = SERIES[i % len(SERIES)]
+def curve_style(curve_index: int) -> CurveStyle:
+    """Returns the style of curve number `curve_index`, counted from 0; the styles repeat after 24 curves."""
+    round_index = curve_index // len(SERIES) % len(LINES)
+    colour = SERIES[curve_index % len(SERIES)]
     channels = [round(int(colour[position : position + 2], 16) * SHADES[round_index]) for position in (1, 3, 5)]
     return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[round_index])

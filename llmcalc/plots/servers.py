@@ -49,8 +49,8 @@ def front_points(studied_servers: Servers) -> list[tuple[int, Point]]:
 def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen server's load."""
     front_servers = front_points(studied_servers)
-    on_front = list(dict.fromkeys(index for index, _ in front_servers))
-    colours = dict(zip(on_front, SERIES, strict=False))
+    front_indices = list(dict.fromkeys(index for index, _ in front_servers))
+    colours = dict(zip(front_indices, SERIES, strict=False))
     for index, curve in enumerate(studied_servers.curves):
         x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:

@@ -69,8 +69,8 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, st
             markersize=4,
             label=label(name),
         )
-        of_target = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
-        for x, y in of_target:
+        target_points = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
+        for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=style.colour)
 
 
@@ -171,11 +171,13 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
-    for preset, q in models:
-        value = q.shape.aspect_ratio if title == ASPECT else q.shape.feed_forward_ratio
-        x_value = float(q.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
+    for preset, quantities in models:
+        value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
+        x_value = float(quantities.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
         if value and x_value:
-            points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
+            points_by_kind[quantities.shape.mixture_of_experts].append(
+                Point(x_value, value, preset.display, preset.name)
+            )
     for mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),

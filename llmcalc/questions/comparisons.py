@@ -110,7 +110,7 @@ class ShapeQuestion:
         overrides: Sequence[str] = (),
         *,
         literature: bool = False,
-        flat: bool = False,
+        is_flat: bool = False,
     ) -> ReportedAnswer:
         """Finds shapes that cost as much as the budget, with the proportions of a model.
 
@@ -118,7 +118,7 @@ class ShapeQuestion:
         read_model: function that reads it.
         overrides: fields that `--set` changes.
         literature: whether a table compares with published studies.
-        flat: whether there is one table of raw values.
+        is_flat: whether there is one table of raw values.
         """
         from ..reports.shape import report
         from ..studies.shape import budget_for, family, proportion, standard, study
@@ -143,9 +143,11 @@ class ShapeQuestion:
             )
             budget = budget_for(target_model, *budgets, seq)
             result = study(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
-        return ReportedAnswer(result, lambda: report(result, preset, target_model is not None, literature, flat=flat))
+        return ReportedAnswer(
+            result, lambda: report(result, preset, target_model is not None, literature, is_flat=is_flat)
+        )
 
-    def _refuse_contradictions(self, overrides: Sequence[str], no_target: bool) -> None:
+    def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
         """Raises `InputError` if --set sets the same size as an option, or a size that the search chooses."""
         set_by_options = {
             "head_dim": ("--head-dim", self.head_dim),
@@ -159,7 +161,7 @@ class ShapeQuestion:
             option, value = set_by_options.get(field, ("", None))
             if value is not None:
                 raise InputError(f"{option} and --set {override.strip()}: both set {field}; expected one of them")
-            if no_target and field in ("hidden_size", "num_hidden_layers"):
+            if has_no_target and field in ("hidden_size", "num_hidden_layers"):
                 raise InputError(
                     f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "
                     "from the budget; expected other fields, or a TARGET"

@@ -223,8 +223,8 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
         reasons = ", ".join(servers.why_not)
         raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
     point = servers.chosen.point
-    per_request = point.end_to_end
-    seconds = per_request.times(options.requests / point.concurrency)
+    request_seconds = point.end_to_end
+    seconds = request_seconds.times(options.requests / point.concurrency)
     cost = Cost(seconds, point.devices, power, price)
     server = servers.servers[servers.chosen.index]
     return RunCost(

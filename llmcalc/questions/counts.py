@@ -100,23 +100,23 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 
 
 def params_of_file(
-    target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
+    target: str, measure: bool, *, is_changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
     """Counts parameters in a checkpoint's header or, with `measure`, of a model class of the library transformers.
 
-    changed: whether options change the model, which is an error here.
+    is_changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
     Raises `InputError` for options that do not apply.
     """
     if measure:
-        if changed:
+        if is_changed:
             raise _refused_options("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
-    if changed:
+    if is_changed:
         raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
@@ -214,8 +214,10 @@ class FlopsQuestion:
         run_config = self._run_config(preset, self.attn_implementation, self.recompute)
         inputs = _encoded_inputs(preset, self.inputs, self.batch)
         if inputs is not None:
-            grown = "context" if run_config.phase == "decode" else "seq"
-            run_config = run_config.with_workload(**{grown: getattr(run_config.workload, grown) + inputs.added_tokens})
+            lengthened_field = "context" if run_config.phase == "decode" else "seq"
+            run_config = run_config.with_workload(
+                **{lengthened_field: getattr(run_config.workload, lengthened_field) + inputs.added_tokens}
+            )
         rank_share = (
             None
             if self.rank is None

@@ -53,7 +53,7 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            raise InputError(f"{self.launch.at}: {error}") from None
+            raise InputError(f"{self.launch.location}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
@@ -128,7 +128,7 @@ def engine_questions(
         with_version = f"{server.engine}=={server.version}" if server.version else server.engine
         questions.append(
             EngineQuestion(
-                model_of_file(target, server.target, server.at, read_model),
+                model_of_file(target, server.target, server.location, read_model),
                 tuple(engines) or (with_version,),
                 {**server.values, **values},
                 hardware or server.hardware or None,
@@ -240,14 +240,14 @@ def ask_engine_fit(
         )
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
-    serves = options[0].serves
+    engine_serves = options[0].serves
     is_named = question.hardware is not None
 
     def report() -> Report:
         token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 
-    return ReportedAnswer(options, report, serves)
+    return ReportedAnswer(options, report, engine_serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
@@ -309,11 +309,11 @@ def _fewest_devices(
     serving_options: list[EngineOption] = []
     largest_options: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
-        serves = memory.starts and memory.max_concurrency >= users
+        serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        largest_options = [EngineOption(hardware, layout_flags, memory, serves)]
-        serving_options += largest_options if serves else []
+        largest_options = [EngineOption(hardware, layout_flags, memory, serves_users)]
+        serving_options += largest_options if serves_users else []
         if serving_options and not record.shows_alternatives:
             break
     return serving_options or largest_options

@@ -87,15 +87,15 @@ def ask_presets(
     if sort not in SORTS:
         suggestion = suggest(sort, list(SORTS))
         raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
-    matching, is_exact = search_presets(list(names))
+    matching_presets, is_exact = search_presets(list(names))
     if stale:
-        day = date.today() if today is None else today
-        matching = [name for name in matching if is_stale(load_preset(name), day)]
-        if not matching:
+        today_date = date.today() if today is None else today
+        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), today_date)]
+        if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
-    listed_presets = sorted(select_presets(selection, matching), key=SORTS[sort])
-    in_full = details or is_exact
-    return Listing(tuple(listed_presets), lambda: report(listed_presets, in_full), in_full=in_full)
+    listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
+    lists_in_full = details or is_exact
+    return Listing(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 
 
 def ask_hardware(names: Sequence[str] = ()) -> Listing:

@@ -71,7 +71,7 @@ def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedA
 
 
 def read_lock_file(file: Path) -> LockFile:
-    """Reads a lock file. Raises `InputError`, which names the field, for a file that `lock` did not write."""
+    """Reads a lock file. Raises `InputError`, with the field's name, for a file of another origin."""
     from ..sources.files import LARGEST_CONFIG, parse_json, read_text
 
     document = parse_json(read_text(file, LARGEST_CONFIG), str(file))

@@ -308,9 +308,12 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     if log_reading.off:
         return log_reading.off, log_reading.flag
     wrong_term = next(
-        _terms_by_difference([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), ""
+        _terms_by_difference(
+            [term for term in terms if term.is_outside_tolerance and term.term.name not in CONSEQUENCES]
+        ),
+        "",
     )
-    wrong_term = wrong_term or next(_terms_by_difference([term for term in terms if term.is_off]), "")
+    wrong_term = wrong_term or next(_terms_by_difference([term for term in terms if term.is_outside_tolerance]), "")
     if log_reading.refused and not wrong_term:
         wrong_term = "kv_cache"
     if not wrong_term:

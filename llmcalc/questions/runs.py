@@ -289,7 +289,7 @@ def check_precision(settings: Settings, record: Framework) -> None:
         )
 
 
-def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
+def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
@@ -319,7 +319,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    question = question if draft is None else _with_draft(question, draft)
+    question = question if draft is None else _with_draft_model(question, draft)
     layout, launch = question.layout, question.launch
     answer_fields: dict[str, Any] = {
         "preset": question.preset,
@@ -333,8 +333,8 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..frameworks.registry import framework_of
 
             check_precision(question.settings, framework_of(layout))
-        on_one_device = question.on_one_device()
-        return DeviceUse.of_result(on_one_device, **answer_fields, draft=_draft_of(question, on_one_device))
+        one_device_question = question.on_one_device()
+        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(question, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -348,16 +348,18 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     ):
         memory_on_one = question.under(record).on_one_device()
         if launch is not None:
-            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen)
+            ranks = Cluster.with_framework(
+                memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen
+            )
         elif question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
+            ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
+            ranks = Cluster.with_framework(memory_on_one, layout_of(layout), record, version)
         answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer
@@ -505,8 +507,8 @@ def ask_plan(
         nearest="if none fits",
         time_settings=time_settings,
     )
-    none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
+    is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
+    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

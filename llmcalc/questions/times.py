@@ -174,8 +174,8 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
         return question.under(record).on_one_device(), record, question.launch.layout
     layout = question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
-        named = layout.framework is not None and question.settings.lora_rank is not None
-        _, layout = planned_run(_without_adapters(question) if named else question)
+        needs_framework = layout.framework is not None and question.settings.lora_rank is not None
+        _, layout = planned_run(_without_adapters(question) if needs_framework else question)
         record = framework_of(layout)
         return question.under(record).on_one_device(), record, layout_of(layout)
     record = framework_of(layout)
@@ -202,13 +202,14 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
         return micro_batches or 1
     if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
-    per_pass = layout.dp * int(memory.states.workload.batch)
-    if global_batch % per_pass:
+    sequences_per_pass = layout.dp * int(memory.states.workload.batch)
+    if global_batch % sequences_per_pass:
         raise InputError(
-            f"--global-batch {global_batch}: expected a multiple of {per_pass}, a micro-batch of each of {layout.dp} "
+            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, "
+            f"a micro-batch of each of {layout.dp} "
             "replicas"
         )
-    return global_batch // per_pass
+    return global_batch // sequences_per_pass
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
@@ -295,7 +296,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             factors=options.factors,
         )
         is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
-        if is_float32 and settings.stack_for("decode").halves_float32:
+        if is_float32 and settings.supporting_stack("decode").halves_float32:
             question = replace(question, settings=question.settings.with_(dtype="bfloat16"))
         memory, layout = question.on_one_device(), serving_layout(question)
         return time_inference(memory, hardware, layout, settings, cached_tokens, options.server)

@@ -69,8 +69,8 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     if not requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
     requests.sort(key=lambda request: request.arrival)
-    begin = requests[0].arrival
-    return tuple(TracedRequest(request.arrival - begin, request.input, request.output) for request in requests)
+    first_arrival = requests[0].arrival
+    return tuple(TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in requests)
 
 
 def _csv_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

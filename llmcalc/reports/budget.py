@@ -29,8 +29,8 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 def report(file: str, checks: list[Check]) -> Report:
     """Returns the report of checked values: data, and a table for each model. file: the budget file's name."""
     broken_count = broken(checks)
-    all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
-    headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
+    success_text = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
+    headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else success_text
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"

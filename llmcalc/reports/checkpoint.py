@@ -18,14 +18,14 @@ MOST_SHOWN = 20
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
-    by_part: dict[str, int] = {}
+    bytes_by_part: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_pattern = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
-        by_part[name_pattern] = by_part.get(name_pattern, 0) + tensor.elements
+        bytes_by_part[name_pattern] = bytes_by_part.get(name_pattern, 0) + tensor.elements
     document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
-        "params": {"total": checkpoint.elements, "by_component": by_part},
+        "params": {"total": checkpoint.elements, "by_component": bytes_by_part},
         "checkpoint": {
             "format": checkpoint.format,
             "bytes": checkpoint.nbytes,
@@ -38,7 +38,9 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         "tree": {
             "name": name,
             "params": checkpoint.elements,
-            "children": [{"name": name_part, "params": tensor_count} for name_part, tensor_count in by_part.items()],
+            "children": [
+                {"name": name_part, "params": tensor_count} for name_part, tensor_count in bytes_by_part.items()
+            ],
         },
     }
     columns = (
@@ -48,7 +50,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     )
     total = checkpoint.elements or 1
     part_rows = [
-        Row([name_pattern, tensor_count, tensor_count / total]) for name_pattern, tensor_count in by_part.items()
+        Row([name_pattern, tensor_count, tensor_count / total]) for name_pattern, tensor_count in bytes_by_part.items()
     ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
@@ -81,7 +83,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             ),
             Table("By format", format_columns, formats, name="formats"),
         ],
-    ).of(name)
+    ).for_target(name)
 
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
@@ -143,7 +145,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
         )
     return Report(
         document, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
-    ).of(origin)
+    ).for_target(origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -37,7 +37,7 @@ from .memory import (
     workload_data,
 )
 from .notes import as_warnings, plural, too_long
-from .rollout import engine_note, fullest, phases_data, phases_table
+from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
@@ -136,7 +136,7 @@ def report(
     warnings += untested_notes(largest_rank.device)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
-        phase = fullest(rollout)
+        phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     if len(accelerator_fits) == 1:
@@ -162,10 +162,10 @@ def report(
         phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
     )
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
-    by_phase = []
+    phase_documents = []
     if rollout:
         engine = engine_note(None if launch is None else launch.rollout)
-        by_phase = [
+        phase_documents = [
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
@@ -186,7 +186,7 @@ def report(
     return Report(
         data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
-            *by_phase,
+            *phase_documents,
             parts_table,
             ranks,
             *_kinds_by_rank(cluster),
@@ -195,7 +195,7 @@ def report(
             fits_on,
         ],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:
@@ -334,10 +334,10 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
-    by_rank: dict[int, list[list[int]]] = {}
+    layers_by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):
-        by_rank.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
-    return by_rank
+        layers_by_rank.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+    return layers_by_rank
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:

@@ -68,7 +68,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         _answer_text(run_cost),
         name="cost",
     )
-    return Report(_cost_data(preset, hardware, run_cost), [table]).of(preset.target)
+    return Report(_cost_data(preset, hardware, run_cost), [table]).for_target(preset.target)
 
 
 def _range_ends(amount: Amount) -> tuple[float, float, float]:
@@ -115,10 +115,10 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
     if run_cost.assumed:
-        of_step = (
+        step_text = (
             "the tokens of the measured step" if run_cost.measured else "a step of about 4M tokens, as of Llama 2 and 3"
         )
-        notes.append(f"assumed: {' '.join(run_cost.assumed)} ({of_step})")
+        notes.append(f"assumed: {' '.join(run_cost.assumed)} ({step_text})")
     cost = run_cost.cost
     if cost.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")

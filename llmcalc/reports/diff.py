@@ -103,7 +103,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     if model_before is not None and model_after is not None:
         tables += [_nodes_table(name, nodes) for name, nodes in difference.components.items() if nodes]
     target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(difference), tables, warnings=warnings).of(target)
+    return Report(_difference_data(difference), tables, warnings=warnings).for_target(target)
 
 
 def _too_long(difference: Difference) -> list[str]:
@@ -174,12 +174,12 @@ def _relative_change(quantity: Quantity) -> float | None:
 def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median change."""
     shown_nodes = nodes[:SHOWN]
-    scale_of = SCALE[shown_nodes[0].unit]
-    scale = scale_of(
+    scale_function = SCALE[shown_nodes[0].unit]
+    scale = scale_function(
         median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
     )
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
-        scale = scale_of(largest_change)
+        scale = scale_function(largest_change)
 
     def cell(value: float | None) -> Shown:
         return Shown(value, "–" if value is None else scale.write(value))

@@ -154,7 +154,7 @@ class Report(NamedTuple):
     warnings: Sequence[str] = ()
     computed_last: Mapping[str, Callable[[], Any]] = {}
 
-    def of(self, target: str) -> Report:
+    def for_target(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 
 
-def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Report:
+def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) -> Report:
     """Returns the report with the draft model in its document and in a note of its first table.
 
-    counted: whether the numbers of the report count the draft too.
+    is_counted: whether the numbers of the report count the draft too.
     """
     if draft is None or not isinstance(report.data, dict):
         return report
-    text = note(draft, counted)
+    text = note(draft, is_counted)
     return report.with_entry("draft", draft_data(draft), text)._replace(warnings=[text, *report.warnings])
 
 
@@ -35,7 +35,7 @@ def draft_data(draft: Draft) -> dict[str, Any]:
     return document_entry if draft.count is None else {**document_entry, "flops": draft.count.total}
 
 
-def note(draft: Draft, counted: bool = False) -> str:
+def note(draft: Draft, is_counted: bool = False) -> str:
     """Writes the size of the draft model: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     texts = [
         f"{units.exact(draft.params)} parameters",
@@ -47,5 +47,5 @@ def note(draft: Draft, counted: bool = False) -> str:
         texts.append(units.flops(draft.count.total))
     shared_parts = " and ".join(NAMES[name] for name in draft.shared)
     shares = f"; its {shared_parts} {'is' if len(draft.shared) == 1 else 'are'} the target's" if shared_parts else ""
-    relation = "counted in" if counted else "beside the numbers above"
+    relation = "counted in" if is_counted else "beside the numbers above"
     return f"draft {draft.preset.name}, {relation}: {', '.join(texts)}{shares}"

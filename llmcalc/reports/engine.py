@@ -65,9 +65,9 @@ def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `memory`. engine_uses: the memory of one engine, or of several engines, one column each."""
     if len(engine_uses) == 1:
         return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
-    return Report([_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]).of(
-        engine_uses[0].preset.target
-    )
+    return Report(
+        [_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]
+    ).for_target(engine_uses[0].preset.target)
 
 
 def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
@@ -114,7 +114,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(engine_uses[0].preset.target)
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).for_target(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -181,11 +181,13 @@ def fit_report(
         "assumed": dict(best_option.memory.assumed),
         **_launch_data(engine_use),
     }
-    return Report(document, tables).of(engine_use.preset.target)
+    return Report(document, tables).for_target(engine_use.preset.target)
 
 
 def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
-    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).of(engine_use.preset.target)
+    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).for_target(
+        engine_use.preset.target
+    )
 
 
 def _title_text(engine_use: EngineUse) -> str:
@@ -209,9 +211,11 @@ def _heading_aside(engine_use: EngineUse) -> str:
         for flag, value in engine_use.memory.assumed.items()
         if flag in engine_use.engine.shown_defaults
     )
-    of_device = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
+    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
     return (
-        f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(engine_use)
+        f"{device_text}, in {units.GIB.name}"
+        + (f"; default {defaults}" if defaults else "")
+        + _launch_aside(engine_use)
     )
 
 
@@ -220,7 +224,7 @@ def _launch_aside(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
-    return f"; {engine_use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
+    return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
 def _launch_notes(engine_use: EngineUse) -> list[str]:
@@ -310,11 +314,11 @@ def _changes_table(engine_use: EngineUse) -> Table:
     device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
-    hides_equal = memory.starts and not memory.host  # of a cache that fills what is left
+    hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in engine_use.changes
-        if not hides_equal or change.kv_tokens > memory.kv_tokens
+        if not hides_equal_rows or change.kv_tokens > memory.kv_tokens
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
@@ -353,14 +357,14 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
 def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
     memory = engine_use.memory
-    by_device: dict[str, int] = {}
-    by_kind: dict[str, int] = {}
+    bytes_by_device: dict[str, int] = {}
+    bytes_by_kind: dict[str, int] = {}
     for term in memory.terms:
         if term.name != "budget":
-            by_device[term.device] = by_device.get(term.device, 0) + term.bytes
-            by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
+            bytes_by_device[term.device] = bytes_by_device.get(term.device, 0) + term.bytes
+            bytes_by_kind[term.name] = bytes_by_kind.get(term.name, 0) + term.bytes
     fullest_device_bytes = max(
-        (device_bytes for device, device_bytes in by_device.items() if device != HOST), default=0
+        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST), default=0
     )
     return {
         "model": model_data(engine_use.preset),
@@ -370,8 +374,8 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         "memory": {
             "device_bytes": fullest_device_bytes,
             "capacity_bytes": engine_use.hardware.capacity_bytes,
-            "by_kind": by_kind,
-            **({"by_device": by_device} if set(by_device) != {""} else {}),
+            "by_kind": bytes_by_kind,
+            **({"by_device": bytes_by_device} if set(bytes_by_device) != {""} else {}),
         },
         "terms": [
             {
@@ -412,8 +416,8 @@ def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> l
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> Shown:
     """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
-    usual_flags, brief = (
+    usual_flags, brief_flags = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
-    return Shown(usual_flags, brief)
+    return Shown(usual_flags, brief_flags)

@@ -79,7 +79,7 @@ def report(
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).of(
+        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).for_target(
             preset.target
         )
     if latex:
@@ -234,7 +234,9 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
         is_layer = section.places[0].numbers.kind == "layer"
         if is_layer or not blocks or section.depth <= blocks[-1][0][0].depth:
             blocks.append([])
-        for formula in (f for f in section.formulas if f.quantity == quantity):
+        for formula in (
+            section_formula for section_formula in section.formulas if section_formula.quantity == quantity
+        ):
             value = write(formula.open, Style(grouped=True))
             formula_texts = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
             blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
@@ -335,8 +337,8 @@ def _split_terms(text: str, short_length: int) -> list[str]:
             unbroken.update(range(open_brackets.pop(), i))
         elif mark == ")" and open_brackets:
             open_brackets.pop()
-    cuts = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
-    return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    cut_indices = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
+    return [text[start:end].strip() for start, end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)]
 
 
 def _section_heading(section: Section) -> str:
@@ -386,12 +388,12 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 
 
 def _source_notes(explanation: Explanation) -> list[str]:
-    by_source: dict[str, list[str]] = {}
+    paths_by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
         for node_position in section.places:
             if node_position.numbers.source and node_position.steps:
-                by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
-    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
+                paths_by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
+    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
@@ -474,8 +476,8 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
     symbols = _symbol_meanings(explanation).items()
     legend = [
-        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{latex_text(e['field'])}}}"
-        for n, e in symbols
+        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(meaning['value']))} && \text{{{latex_text(meaning['field'])}}}"
+        for n, meaning in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     sources = list(

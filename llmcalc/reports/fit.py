@@ -97,7 +97,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         answer_text,
         name="options",
     )
-    return Report(document, [table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, [table], warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
@@ -321,7 +321,7 @@ class _Screen(NamedTuple):
                     "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
                 )
             )
-        return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+        return Report(document, tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def _sequences_text(fit_answer: Fitting) -> str:

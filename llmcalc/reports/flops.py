@@ -97,7 +97,7 @@ def report(
     if measured_run is not None:
         document["utilization"] = utilization.data(measured_run)
         tables.insert(0, utilization.table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -136,10 +136,10 @@ def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
     total, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
+    scale, token_scale = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
-        Column("flops_per_token", f"{per_token.name} per token", per_token.write),
+        Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
         Column("flops", scale.name, scale.write),
         Column("share", "share", units.percent),
         Column("bar", "", bars.share, justify="left", bar=True),
@@ -225,20 +225,20 @@ def _latent_notes(flop_count: FlopCount) -> list[str]:
     if flop_count.mla is None:
         return []
     expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
-    from_cache = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
+    cache_text = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
     other_form = "absorbed" if flop_count.mla == "expanded" else "expanded"
-    return [f"{MLA[flop_count.mla]}{from_cache} (--mla {other_form}: the other form)"]
+    return [f"{MLA[flop_count.mla]}{cache_text} (--mla {other_form}: the other form)"]
 
 
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
-    convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
-    chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
+    has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
+    has_choosing_attention = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
-        *([ONE_OUTPUT] if convolves else []),
+        *([ONE_OUTPUT] if has_convolution_state else []),
         *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
-        *([CHOSEN_KEYS] if chooses else []),
+        *([CHOSEN_KEYS] if has_choosing_attention else []),
     ]
 
 

@@ -77,7 +77,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             _growth_table(cache, scale),
         ],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def _dtype_names(cache: CacheSize) -> list[str]:
@@ -121,10 +121,10 @@ def _kinds_table(
 def headline(cache: CacheSize) -> str:
     """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
     growth_bytes = cache.growth_per_token
-    per_token = f"{units.memory(cache.bytes_per_token)} per token" + (
+    per_token_text = f"{units.memory(cache.bytes_per_token)} per token" + (
         "" if growth_bytes == cache.bytes_per_token else f" until a window fills, {units.memory(growth_bytes)} after"
     )
-    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token}"
+    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token_text}"
 
 
 def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:

@@ -42,14 +42,14 @@ def report(lock_entries: Sequence[Locked]) -> Report:
 
 
 def _entry_row(document: dict[str, Any]) -> Row:
-    per_token = None if document["cache"] is None else document["cache"]["bytes_per_token"]
+    bytes_per_token = None if document["cache"] is None else document["cache"]["bytes_per_token"]
     counts = document["params"]
     return Row(
         [
             document["target"],
             counts["total"],
             counts["active"],
-            per_token,
+            bytes_per_token,
             document["weights"]["published"],
             document["sha256"],
         ]
@@ -63,8 +63,8 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
     rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
-    checked_by = program_version()
-    notes = [f"locked by llmcalc {version}, checked by {checked_by}"] if version != checked_by else []
+    program_version_now = program_version()
+    notes = [f"locked by llmcalc {version}, checked by {program_version_now}"] if version != program_version_now else []
     document = {
         "file": file,
         "ok": not changes,

@@ -55,7 +55,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
         name="terms",
     )
     target = log_answer.preset.target if log_answer.preset is not None else ""
-    return Report(_log_data(log_answer), [table]).of(target)
+    return Report(_log_data(log_answer), [table]).for_target(target)
 
 
 def _heading_text(log_answer: ExplainedLog) -> str:

@@ -23,7 +23,10 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     total = tree.params
     document = {
         "model": {"name": name, "kind": "measured", "class": class_name},
-        "params": {"total": total, "by_component": {c.name: c.params * c.repeat for c in tree.children}},
+        "params": {
+            "total": total,
+            "by_component": {component.name: component.params * component.repeat for component in tree.children},
+        },
         "measured": True,
         "tree": data_of(tree),
     }
@@ -37,7 +40,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     ]
     return Report(
         document, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]
-    ).of(name)
+    ).for_target(name)
 
 
 def _short_name(name: str) -> str:

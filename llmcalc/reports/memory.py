@@ -119,7 +119,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
         memory_data(preset, memory, accelerator_fits),
         [parts_table, phases, fits_section],
         warnings=as_warnings(preset, warnings),
-    ).of(preset.target)
+    ).for_target(preset.target)
 
 
 def term_name(term: Term) -> str:
@@ -549,13 +549,13 @@ def _pure_note(memory: Memory) -> str:
     if memory.states.precision != "bf16-master":
         return ""
     try:
-        pure = memory.with_(precision="bf16").states.total_bytes
+        pure_bf16_bytes = memory.with_(precision="bf16").states.total_bytes
     except InputError:
         return ""
-    saved_bytes = memory.states.total_bytes - pure
+    saved_bytes = memory.states.total_bytes - pure_bf16_bytes
     return (
         "in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are "
-        f"{units.memory(pure)}, {units.memory(saved_bytes)} less (--precision bf16)"
+        f"{units.memory(pure_bf16_bytes)}, {units.memory(saved_bytes)} less (--precision bf16)"
     )
 
 

@@ -88,10 +88,10 @@ class DeviceUse(MemoryAnswer, Memory):
         return self
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        return self.on(runtime)
+        return self.memory_on(runtime)
 
     def report(self) -> Report:
         from .memory import report
 
-        reported = report(self.preset, self, self.fits, self.assumed)
-        return with_inputs(with_draft(reported, self.draft, counted=True), self.states.inputs)
+        memory_report = report(self.preset, self, self.fits, self.assumed)
+        return with_inputs(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)

@@ -38,8 +38,8 @@ def figures_of(
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    per_repeat, repeat = node_position.cost_per_repeat(cost, include), node_position.node.repeat
-    data: dict[str, Any] = {quantity: times(per_repeat, repeat)}
+    cost_per_repeat, repeat = node_position.cost_per_repeat(cost, include), node_position.node.repeat
+    data: dict[str, Any] = {quantity: times(cost_per_repeat, repeat)}
     if repeat != 1:
-        data |= {"repeat": repeat, f"{quantity}_each": per_repeat}
-    return data | {f"{quantity}_in_all": times(per_repeat, node_position.times)}
+        data |= {"repeat": repeat, f"{quantity}_each": cost_per_repeat}
+    return data | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}

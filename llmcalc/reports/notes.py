@@ -9,7 +9,7 @@ from .. import units
 from ..costs.context_length import too_long_note
 from ..flow.tree import Node
 from ..model import ModelSpec
-from ..ops.base import SPARED
+from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
 from ..workload.workload import Workload
 
@@ -53,7 +53,7 @@ def cache_per_token_note(dtype: str) -> str:
 
 
 def against(difference: float, reference: str) -> str:
-    """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
+    """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
     return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
 
@@ -99,10 +99,10 @@ def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
 def identity_experts(tree: Node) -> str:
     """Returns a note about the count of tokens with identity experts; empty for a model without them."""
     ops = (node_position.node.op for node_position in tree.walk())
-    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
+    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
     counts = ", ".join(
-        f"{op_found.maps[0].top_k} of {op_found.maps[0].num_experts:,} beside {op_found.count:,}"
-        for op_found in identity_ops
+        f"{identity_op.maps[0].top_k} of {identity_op.maps[0].num_experts:,} beside {identity_op.count:,}"
+        for identity_op in identity_ops
     )
     return (
         f"upper bound: every token is counted with real experts ({counts} identity experts, which hold and compute "

@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(parameter_count))
-    return Report(document, [table]).of(preset.target)
+    return Report(document, [table]).for_target(preset.target)
 
 
 def answer(parameter_count: ParameterCount) -> str:
@@ -106,11 +106,11 @@ def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row
 
 
 def _add_rows(table_parts: list[Part], node_position: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
-    if not per_repeat:
+    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
+    if not params_per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((node_position.kind, _component_row(name, per_repeat, node_position.times, total, depth)))
+    table_parts.append((node_position.kind, _component_row(name, params_per_repeat, node_position.times, total, depth)))
     children = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
@@ -141,7 +141,11 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(table_parts):
         covered_depth = -1 if row.depth <= covered_depth else covered_depth
-        later_indices = (j for j in range(i + 1, len(table_parts)) if table_parts[j][1].depth <= row.depth)
+        later_indices = (
+            later_index
+            for later_index in range(i + 1, len(table_parts))
+            if table_parts[later_index][1].depth <= row.depth
+        )
         nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == kind for component, _ in nested_parts):
@@ -165,13 +169,14 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
     thumb = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, thumb, identity_experts(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        even_active, fewest_active = (
+        average_active, minimum_active = (
             units.count(parameter_count.active_evenly),
             units.count(parameter_count.active_at_least),
         )
         notes.append(
-            f"active per token with identity experts among its own: {even_active} on average if all experts are chosen "
-            f"alike, {fewest_active} at least"
+            f"active per token with identity experts among its own: {average_active} on average if "
+            "all experts are chosen "
+            f"alike, {minimum_active} at least"
         )
     if parameter_count.buffers:
         notes.append(
@@ -231,9 +236,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
         or not parameter_count.by_component.keys() <= DENSE_DECODER_COMPONENTS
     ):
         return ""
-    layers, h = spec.main.num_hidden_layers, spec.hidden_size
+    layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
-    thumb = 12 * layers * h**2 + heads * spec.vocab_size * h
+    thumb = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "

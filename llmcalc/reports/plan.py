@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
+from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, position_of_layout, ties
 from ..timing.spread import TIE, Range
 from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text
@@ -51,8 +51,11 @@ def report(
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
-    time_ties = ties(plan.feasible)
-    rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
+    equal_time_groups = ties(plan.feasible)
+    rows = [
+        _layout_row(layout_plan, candidate, tie)
+        for candidate, tie in zip(plan.feasible, equal_time_groups, strict=True)
+    ]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
     layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
@@ -74,15 +77,15 @@ def report(
         ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    computed_last = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=computed_last)
-    return report.of(preset.target)
+    lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
+    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=lazy_fields)
+    return report.for_target(preset.target)
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
-    return {"layout": dict(requested_sizes), "place": place_of(order, requested_sizes), "of": len(order)}
+    return {"layout": dict(requested_sizes), "place": position_of_layout(order, requested_sizes), "of": len(order)}
 
 
 def _place_text(layout_position: dict[str, Any]) -> str:

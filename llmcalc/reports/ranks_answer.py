@@ -89,7 +89,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return self.memory.states
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        return largest_need(self.on(runtime)).device
+        return largest_need(self.memory_of_ranks(runtime)).device
 
     def report(self) -> Report:
         from .cluster import report

@@ -45,7 +45,7 @@ NOTE = (
 )
 
 
-def fullest(phases: Sequence[RolloutPhase]) -> RolloutPhase:
+def largest_phase(phases: Sequence[RolloutPhase]) -> RolloutPhase:
     """Returns the phase of reinforcement learning that needs most memory."""
     return max(phases, key=lambda phase: phase.bytes)
 
@@ -60,7 +60,7 @@ def engine_note(rollout: Rollout | None) -> str:
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], heading: str, aside: str, answer_text: str, notes: Sequence[str]
+    phases: Sequence[RolloutPhase], heading: str, heading_aside: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and their sums."""
     columns = [
@@ -71,12 +71,13 @@ def phases_table(
     rows = []
     for name, terms in ROWS.items():
         sums = [
-            sum(term_bytes for term, term_bytes in of_phase.items() if term in terms) for of_phase in bytes_of_phases
+            sum(term_bytes for term, term_bytes in phase_bytes.items() if term in terms)
+            for phase_bytes in bytes_of_phases
         ]
         if any(sums):
             rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
     total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer_text, name="rollout")
+    return Table(heading, columns, [*rows, total], heading_aside, [*notes, NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

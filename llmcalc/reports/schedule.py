@@ -74,9 +74,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
     column_widths = [len(column.title) for column in columns] + [
-        max(len(peak.title), *(len(t) for ts in peaks for t in ts))
+        max(len(peak.title), *(len(text) for texts in peaks for text in texts))
     ]
-    chart = Chart.of(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
+    chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
     rows = []
     for rank in range(pipeline.ranks):
@@ -85,12 +85,12 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             rows.append(Row([*stage_cells, line, peaks[rank][chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
-    sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
+    sends_text = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
     table = Table(
         title(layout, timetable),
         columns,
         rows,
-        sends,
+        sends_text,
         list(_schedule_notes(timetable, in_flight, chart)),
         headline_text,
     )
@@ -100,9 +100,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
 def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = kinds_of(timetable)
-    blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
+    blank_text = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
     kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
-    yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank}"
+    yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank_text}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
@@ -132,9 +132,11 @@ class Chart(NamedTuple):
     windows: tuple[range, ...]
 
     @classmethod
-    def of(cls, timetable: Timetable, free_width: int) -> Chart:
+    def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
-        shortest_pass = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
+        shortest_pass = min(
+            timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
+        )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         scale = name_width / shortest_pass
         total_width = round(timetable.time * scale)

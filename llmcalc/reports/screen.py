@@ -33,7 +33,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), must_show=not placed_tables)
+        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), is_required=not placed_tables)
         if shorter is not None:
             placed_tables[i] = shorter
             free_lines -= line_count(shorter, COLUMNS) + (len(placed_tables) > 1)
@@ -53,10 +53,10 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     return shown_tables
 
 
-def _trim_table(table: Table, room: int, must_show: bool = False) -> Table | None:
+def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
     """Shortens a table to a number of lines, without its totals.
 
-    Returns None if too few rows would be left, unless `must_show`.
+    Returns None if too few rows would be left, unless `is_required`.
     """
     while line_count(table, COLUMNS) > room:
         deepest_level = max((row.depth for row in table.rows), default=0)
@@ -68,5 +68,5 @@ def _trim_table(table: Table, room: int, must_show: bool = False) -> Table | Non
             rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
             table = table._replace(rows=rows, centre=table.centre - (farthest_row < table.centre))
         else:
-            return table if must_show else None
+            return table if is_required else None
     return table

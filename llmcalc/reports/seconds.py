@@ -162,7 +162,7 @@ def report(
     rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
     document = _time_data(preset, timed_run, nodes, measured_run)
-    return Report(document, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(document, [parts_table, node_table], warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def _run_text(timed_run: TimedRun) -> str:
@@ -213,8 +213,8 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
     rate, devices = timed_run.tokens_per_second, timed_run.devices
-    per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
-    lines = [f"{rate:,.0f} tokens/s{per_device}"]
+    device_rate_text = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
+    lines = [f"{rate:,.0f} tokens/s{device_rate_text}"]
     if timed_run.phase != "decode":
         lines[0] += (
             f"; MFU {units.percent(timed_run.utilization('causal'), 0)} causal, "

@@ -110,7 +110,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
         tables.append(
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
-    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:
@@ -163,9 +163,9 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
-        keeps = servers.keeps_limits[index]
+        keeps_limits = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps else "no"]
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps_limits else "no"]
         rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
     return rows
 
@@ -230,10 +230,10 @@ def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
 def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen_server = study.stack.title, servers.chosen
     example = servers.curves[0][0] if servers.curves else None
-    why_not = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
+    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
-    notes += [f"ruled out: {why_not}"] if why_not else []
+    notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]

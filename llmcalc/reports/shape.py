@@ -55,14 +55,14 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
+    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
     literature: whether a second table compares with published studies; the data always do.
-    flat: whether there is one table of raw values, for CSV.
+    is_flat: whether there is one table of raw values, for CSV.
     """
     shapes = [_shape_data(shape) for shape in study.shapes]
     document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
@@ -73,14 +73,14 @@ def report(
         "shapes": shapes,
         "literature": _literature_data(study),
     }
-    if flat:
+    if is_flat:
         raw_rows = [
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
             document,
             [Table("", FULL_COLUMNS, [Row([entry[column.title] for column in FULL_COLUMNS]) for entry in raw_rows])],
-        ).of(preset.target if is_target else "")
+        ).for_target(preset.target if is_target else "")
     value = study.budget.value
     title = (
         f"{units.count(value)} parameters"
@@ -133,17 +133,17 @@ def _cost_row(shape: Shape) -> Row:
 
 
 def _literature_row(shape: Shape) -> Row:
-    v, layers = shape.verdicts, shape.stack.num_hidden_layers
-    kaplan = "within" if v.in_kaplan_range else "outside"
-    tay = "past" if v.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
+    verdicts, layers = shape.verdicts, shape.stack.num_hidden_layers
+    kaplan = "within" if verdicts.in_kaplan_range else "outside"
+    tay = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
     return Row(
-        [*_size_cells(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"],
+        [*_size_cells(shape), kaplan, tay, verdicts.critical_depth, "past" if verdicts.past_critical else "within"],
         strong=shape.target,
     )
 
 
 def _shape_data(shape: Shape) -> dict[str, Any]:
-    stack, v = shape.stack, shape.verdicts
+    stack, verdicts = shape.stack, shape.verdicts
     return {
         "target": shape.target,
         "num_hidden_layers": stack.num_hidden_layers,
@@ -163,10 +163,10 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "head_sizes": list(shape.head_sizes),
         "literature": {
-            "in_kaplan_range": v.in_kaplan_range,
-            "past_tay": v.past_tay,
-            "critical_depth": v.critical_depth,
-            "past_critical": v.past_critical,
+            "in_kaplan_range": verdicts.in_kaplan_range,
+            "past_tay": verdicts.past_tay,
+            "critical_depth": verdicts.critical_depth,
+            "past_critical": verdicts.past_critical,
         },
     }
 
@@ -213,8 +213,12 @@ def _literature_data(study: Study) -> list[dict[str, Any]]:
         for finding in FINDINGS
     ]
     if study.scaled is not None:
-        h, layers, ratio = study.scaled
-        findings[-1]["scaled_from_target"] = {"hidden_size": h, "num_hidden_layers": layers, "compute_ratio": ratio}
+        hidden_size, layers, ratio = study.scaled
+        findings[-1]["scaled_from_target"] = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "compute_ratio": ratio,
+        }
     return findings
 
 
@@ -295,9 +299,9 @@ def _training_budget(study: Study) -> str:
 
 def _active_text(study: Study) -> list[int]:
     """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
-    of_target = [shape.active for shape in study.shapes if shape.target]
-    if of_target or not study.shapes[0].stack.mixture_of_experts:
-        return of_target or [study.budget.value]
+    active_of_target = [shape.active for shape in study.shapes if shape.target]
+    if active_of_target or not study.shapes[0].stack.mixture_of_experts:
+        return active_of_target or [study.budget.value]
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 
@@ -308,13 +312,15 @@ def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":
-        tokens = " to ".join(units.count(TOKENS_PER_PARAMETER * n) for n in _active_text(study))
+        tokens = " to ".join(
+            units.count(TOKENS_PER_PARAMETER * active_parameters) for active_parameters in _active_text(study)
+        )
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
     if study.scaled is not None:
-        h, layers, ratio = study.scaled
+        hidden_size, layers, ratio = study.scaled
         notes.append(
-            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {h:,.0f}, L = "
-            f"{layers:.0f}. The exponents are that "
+            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {hidden_size:,.0f}, "
+            f"L = {layers:.0f}. The exponents are that "
             "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
             "proportion to C^0.5"
         )

@@ -41,8 +41,8 @@ def _merge_texts(texts: list[str]) -> list[str]:
         for longer_text in texts
     }
     return [
-        f"{longer_text} with and without {rests[0]}" if len(rests) == 1 else longer_text
-        for longer_text, rests in additions_by_base.items()
+        f"{longer_text} with and without {additions_to_base[0]}" if len(additions_to_base) == 1 else longer_text
+        for longer_text, additions_to_base in additions_by_base.items()
         if longer_text not in additions or len(additions) > 1
     ]
 

@@ -38,7 +38,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
     answer_text = f"{duration(total)} of kernels"
     rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
-    return Report(document, [table]).of(preset.target)
+    return Report(document, [table]).for_target(preset.target)
 
 
 def _used_symbols(formulas: Sequence[TimeFormula]) -> list[str]:

@@ -55,29 +55,31 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
 
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for the parts whose memory was never measured, with the models that use those parts."""
+    """Returns one warning for parts without a measured memory, with the models that have these parts."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
         for untested_part in verdict.untested:
             models.setdefault(str(untested_part), []).append(verdict.target)
-    several = len(verdicts) > 1
-    names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
+    has_several = len(verdicts) > 1
+    names = [f"{name} ({plural(len(targets), 'model')})" if has_several else name for name, targets in models.items()]
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
     checked_groups = {_quantity_group(check) for verdict in verdicts for check in verdict.checks}
-    compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
+    compared_groups = [
+        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
+    ]
     columns = [
         Column("target", "model", justify="left"),
-        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared_groups),
+        *(Column(quantity.strip("."), SHORT[quantity], verdict=True) for quantity in compared_groups),
     ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     rows = [
         [
             verdict.target,
-            *(_verdict_sign(verdict, q) for q in compared_groups),
+            *(_verdict_sign(verdict, quantity) for quantity in compared_groups),
             len(verdict.checks),
             round(verdict.seconds, 3),
         ]
@@ -216,13 +218,13 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
 
 def _tolerances_text(checks: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
-    by_bound: dict[float, dict[str, None]] = {}
+    names_by_tolerance: dict[float, dict[str, None]] = {}
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
-        by_bound.setdefault(check.within, {})[name] = None
+        names_by_tolerance.setdefault(check.within, {})[name] = None
     return ", ".join(
         f"within {units.percent(bound, 1 if bound > 1e-4 else 3)} ({', '.join(names)})"
-        for bound, names in sorted(by_bound.items())
+        for bound, names in sorted(names_by_tolerance.items())
     )
 
 
@@ -270,14 +272,14 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
         for verdict, check in covered_models
         for path in check.missing
     ]
-    more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
+    ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
         f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters "
         "are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
             f", {len(missing_paths):,} only within the totals above them: "
-            f"{', '.join(missing_paths[:MOST_MISSING])}{more_text}"
+            f"{', '.join(missing_paths[:MOST_MISSING])}{ellipsis_text}"
             if missing_paths
             else ""
         )

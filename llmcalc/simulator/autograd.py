@@ -120,8 +120,8 @@ class Graph:
 def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.enabled:
-        for t in inputs:
-            if t.node is not None or t.leaf:
+        for tensor in inputs:
+            if tensor.node is not None or tensor.leaf:
                 return True
     return False
 
@@ -132,17 +132,17 @@ def record(
     inputs: Sequence[Tensor],
     output: Tensor | Callable[[], Tensor],
     backward: Backward,
-    *saves: Tensor,
+    *tensors_to_save: Tensor,
 ) -> Tensor:
-    """Records the autograd node of `output`, if any input needs a gradient. saves: tensors saved for backward.
+    """Records the autograd node of `output`, if any input needs a gradient. tensors_to_save: saved for backward.
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
     if not recorded(autograd_graph, inputs):
         return output() if callable(output) else output
     node = Node(autograd_graph, operation_name, inputs, backward)
-    if saves:
-        node.saved = [autograd_graph.save(t) for t in saves]
+    if tensors_to_save:
+        node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
     result = output() if callable(output) else output
     result.node = node
     return result
@@ -165,7 +165,7 @@ def saved_storages(output: Tensor) -> list[Storage]:
     visited_ids = {id(node) for node in pending_nodes}
     while pending_nodes:
         node = pending_nodes.pop()
-        storages |= {id(saved.tensor.storage): saved.tensor.storage for saved in node.saved}
+        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in node.saved}
         for edge in node.edges:
             if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
                 visited_ids.add(id(edge[0]))
@@ -173,10 +173,12 @@ def saved_storages(output: Tensor) -> list[Storage]:
     return list(storages.values())
 
 
-def backward(autograd_graph: Graph, output: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
+def backward(
+    autograd_graph: Graph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
+) -> None:
     """Runs the backward pass from `output` with a gradient, which the caller references until the end.
 
-    The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
+    The gradients of trained tensors stay in their `grad`. end_callback: what is called in the end (`queue_callback` of
     torch's engine), nothing by default.
     """
     assert output.node is not None
@@ -198,29 +200,33 @@ def backward(autograd_graph: Graph, output: Tensor, gradient: Tensor, at_end: Ca
             edges, node.edges = node.edges, []
             del node
             for i, target in enumerate(edges):
-                incoming, outputs[i] = outputs[i], None
+                output_gradient_of_node, outputs[i] = outputs[i], None
                 if target is None:
                     continue
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
-                if incoming is not None:
+                if output_gradient_of_node is not None:
                     if key in gradients:
                         _add_gradient(
-                            autograd_graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0]
+                            autograd_graph,
+                            gradients,
+                            key,
+                            output_gradient_of_node,
+                            None if isinstance(target, Tensor) else target[0],
                         )
                     else:
-                        gradients[key] = incoming
+                        gradients[key] = output_gradient_of_node
                         if not isinstance(target, Tensor) and key[0] not in queued_ids:
                             queued_ids.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
-                del incoming
+                del output_gradient_of_node
                 if isinstance(target, Tensor):
                     attributes.append(target)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
                         _accumulate_leaf(autograd_graph, target, gradients.pop(key))
             del edges, target
-        if at_end is not None:
-            at_end()
+        if end_callback is not None:
+            end_callback()
 
 
 def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:

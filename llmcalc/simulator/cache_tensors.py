@@ -39,8 +39,8 @@ class CacheTensors(ParameterTensors):
         assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
         dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
-            make = self.in_pool if self.paged else self.graph.new
-            states = tuple(make((batch, *shape), dtype) for shape in shapes)
+            new_tensor = self.in_pool if self.paged else self.graph.new
+            states = tuple(new_tensor((batch, *shape), dtype) for shape in shapes)
         self.store[(*self.cache_path, operation.name)] = states
         return states
 
@@ -48,6 +48,6 @@ class CacheTensors(ParameterTensors):
         """Creates a tensor in the block pool of a paged cache, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 
-    def pooled(self, x: Tensor) -> bool:
+    def pooled(self, tensor: Tensor) -> bool:
         """Whether a tensor is stored in the block pool of a paged cache."""
-        return self.paged and isinstance(x.storage.meter, NoMeter)
+        return self.paged and isinstance(tensor.storage.meter, NoMeter)

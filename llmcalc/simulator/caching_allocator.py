@@ -70,14 +70,14 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 """Steps, each with the offsets of their storage numbers with which they occur in turn."""
 
 
-def allocation(x: int, bytes: int) -> Step:
-    """Encodes the step that allocates storage `x` of at least one byte."""
-    return x, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
+def allocation(storage_number: int, bytes: int) -> Step:
+    """Encodes the step that allocates storage `storage_number` of at least one byte."""
+    return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
-def release(x: int) -> Step:
-    """Encodes the step that frees storage `x`."""
-    return x, 0
+def release(storage_number: int) -> Step:
+    """Encodes the step that frees storage `storage_number`."""
+    return storage_number, 0
 
 
 def on_stream(stream: int) -> Step:
@@ -133,22 +133,22 @@ class Pool:
             del self.by_size[size], self.sizes[bisect_left(self.sizes, size)]
         return size
 
-    def reserve(self, n: int) -> tuple[int, int]:
+    def reserve(self, units: int) -> tuple[int, int]:
         """Makes a new segment with a free block of at least n units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
-        size = self.page if n < LARGE else -(-n // ROUND) * ROUND
+        size = self.page if units < LARGE else -(-units // ROUND) * ROUND
         self.add(self.bound + 1, size)  # blocks of two segments never touch
         self.bound += 1 + size
         return size, size
 
-    def grow(self, n: int) -> tuple[int, int]:
+    def grow(self, units: int) -> tuple[int, int]:
         """Adds pages to the expandable segment, so that its last free block has at least n units
         (try_allocate_expandable_block). Returns the size of the block and the reserved units.
         """
         size = self.remove(self.bound) if self.bound in self.starts else 0
-        reserved_units = -(-(n - size) // self.page) * self.page
+        reserved_units = -(-(units - size) // self.page) * self.page
         self.bound -= reserved_units
         self.add(self.bound, size + reserved_units)
         return size + reserved_units, reserved_units
@@ -221,106 +221,106 @@ class CachingAllocator:
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
-        block_of, expandable = self._block_of, self.expandable_segments
-        block_of += [NO_BLOCK] * (count - len(block_of))
+        blocks_by_number, expandable = self._block_of, self.expandable_segments
+        blocks_by_number += [NO_BLOCK] * (count - len(blocks_by_number))
         allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool = self._small_pool(self._stream)
         pools = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
-        for x, n in steps:
-            if n > 0:
-                number = small_pool if n <= SMALL else small_pool + 1
-                starts, ends, sizes, by_size, least_rest = pools[number]
-                if n in by_size and not expandable:
-                    equal = by_size[n]
-                    start = equal.pop()
-                    if not equal:
-                        del by_size[n], sizes[bisect_left(sizes, n)]
-                    del starts[start], ends[start + n]
-                    block_of[x + base] = start, n, number
-                    allocated += n
+        for storage_number, units in steps:
+            if units > 0:
+                number = small_pool if units <= SMALL else small_pool + 1
+                starts, ends, sizes, starts_by_size, least_rest = pools[number]
+                if units in starts_by_size and not expandable:
+                    starts_of_size = starts_by_size[units]
+                    start = starts_of_size.pop()
+                    if not starts_of_size:
+                        del starts_by_size[units], sizes[bisect_left(sizes, units)]
+                    del starts[start], ends[start + units]
+                    blocks_by_number[storage_number + base] = start, units, number
+                    allocated += units
                 else:
-                    index = bisect_left(sizes, n)
+                    index = bisect_left(sizes, units)
                     size = sizes[index]
                     if size == NO_SIZE or expandable:
-                        index, size = self._choose_block(number, n)
-                    equal = by_size[size]
-                    start = equal.pop()
-                    rest = size - n
+                        index, size = self._choose_block(number, units)
+                    starts_of_size = starts_by_size[size]
+                    start = starts_of_size.pop()
+                    rest = size - units
                     del ends[start + size]
                     if rest < least_rest:
                         del starts[start]
-                        block_of[x + base] = start, size, number
+                        blocks_by_number[storage_number + base] = start, size, number
                         allocated += size
-                        if not equal:
-                            del by_size[size], sizes[index]
+                        if not starts_of_size:
+                            del starts_by_size[size], sizes[index]
                     else:
                         end = start + rest
                         starts[start], ends[end] = rest, start
-                        block_of[x + base] = end, n, number
-                        allocated += n
-                        if not equal:
-                            del by_size[size]
-                            if rest not in by_size and (not index or sizes[index - 1] < rest):
-                                equal.append(start)
-                                sizes[index], by_size[rest] = rest, equal
+                        blocks_by_number[storage_number + base] = end, units, number
+                        allocated += units
+                        if not starts_of_size:
+                            del starts_by_size[size]
+                            if rest not in starts_by_size and (not index or sizes[index - 1] < rest):
+                                starts_of_size.append(start)
+                                sizes[index], starts_by_size[rest] = rest, starts_of_size
                                 if allocated > peak_allocated:  # noqa: PLR1730
                                     peak_allocated = allocated
                                 continue
                             del sizes[index]
-                        if rest not in by_size:
-                            by_size[rest] = [start]
+                        if rest not in starts_by_size:
+                            starts_by_size[rest] = [start]
                             insort(sizes, rest)
-                        elif by_size[rest][-1] < start:
-                            by_size[rest].append(start)
+                        elif starts_by_size[rest][-1] < start:
+                            starts_by_size[rest].append(start)
                         else:
-                            insort(by_size[rest], start)
+                            insort(starts_by_size[rest], start)
                 if allocated > peak_allocated:  # noqa: PLR1730
                     peak_allocated = allocated
-            elif not n:
-                start, size, number = block_of[x + base]
-                starts, ends, sizes, by_size, _ = pools[number]
+            elif not units:
+                start, size, number = blocks_by_number[storage_number + base]
+                starts, ends, sizes, starts_by_size, _ = pools[number]
                 allocated -= size
                 end = start + size
                 if end in starts:  # the block after it is free too
                     merged_size = starts.pop(end)
-                    equal = by_size[merged_size]
-                    if len(equal) == 1:
-                        del by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
-                    elif equal[-1] == end:
-                        equal.pop()
+                    starts_of_size = starts_by_size[merged_size]
+                    if len(starts_of_size) == 1:
+                        del starts_by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
+                    elif starts_of_size[-1] == end:
+                        starts_of_size.pop()
                     else:
-                        del equal[bisect_left(equal, end)]
+                        del starts_of_size[bisect_left(starts_of_size, end)]
                     size += merged_size
                     end += merged_size
                 if start in ends:
                     merged_start = ends.pop(start)
                     merged_size = start - merged_start
-                    equal = by_size[merged_size]
+                    starts_of_size = starts_by_size[merged_size]
                     start = merged_start
                     size += merged_size
-                    if len(equal) == 1:
+                    if len(starts_of_size) == 1:
                         index = bisect_left(sizes, merged_size)
-                        del by_size[merged_size]
+                        del starts_by_size[merged_size]
                         if size < sizes[index + 1]:
-                            sizes[index], by_size[size] = size, equal
-                            equal[0] = start
+                            sizes[index], starts_by_size[size] = size, starts_of_size
+                            starts_of_size[0] = start
                             starts[start], ends[end] = size, start
                             continue
                         del sizes[index]
-                    elif equal[-1] == start:
-                        equal.pop()
+                    elif starts_of_size[-1] == start:
+                        starts_of_size.pop()
                     else:
-                        del equal[bisect_left(equal, start)]
+                        del starts_of_size[bisect_left(starts_of_size, start)]
                 starts[start], ends[end] = size, start
-                if size not in by_size:
-                    by_size[size] = [start]
+                if size not in starts_by_size:
+                    starts_by_size[size] = [start]
                     insort(sizes, size)
-                elif by_size[size][-1] < start:
-                    by_size[size].append(start)
+                elif starts_by_size[size][-1] < start:
+                    starts_by_size[size].append(start)
                 else:
-                    insort(by_size[size], start)
+                    insort(starts_by_size[size], start)
             else:
-                self._stream = -1 - n
+                self._stream = -1 - units
                 small_pool = self._small_pool(self._stream)
                 pools += [
                     (pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest)
@@ -328,26 +328,26 @@ class CachingAllocator:
                 ]
         self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
-    def _choose_block(self, number: int, n: int) -> tuple[int, int]:
+    def _choose_block(self, number: int, units: int) -> tuple[int, int]:
         """Returns the size of the free block that serves n units of a pool (get_free_block), and its index in `sizes`.
 
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.
         """
         pool, expandable = self._pools[number], self.expandable_segments
-        index = bisect_left(pool.sizes, n)
+        index = bisect_left(pool.sizes, units)
         size = pool.sizes[index]
         if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound] and pool.sizes[index + 1] != NO_SIZE:
             index += 1
             size = pool.sizes[index]
         if size == NO_SIZE:
-            size, reserved_units = (pool.grow if expandable else pool.reserve)(n)
+            size, reserved_units = (pool.grow if expandable else pool.reserve)(units)
             self.reserved += reserved_units << UNIT
             index = bisect_left(pool.sizes, size)
         return index, size
 
     def restore(self, state: CachingAllocator) -> None:
-        """Continues from the state of another allocator, which stays as it is."""
+        """Copies the state of another allocator, to continue from it."""
         vars(self).update(vars(state.copy()))
 
     def copy(self) -> CachingAllocator:
@@ -377,8 +377,8 @@ class PrefixCache:
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
-        alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
-        shared_pieces = sum(1 for _ in alike)
+        equal_pieces = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
+        shared_pieces = sum(1 for _ in equal_pieces)
         del self._states[shared_pieces:]
         device = self._states[-1][1].copy() if shared_pieces else CachingAllocator(self._expandable)
         for piece_index, (steps, base) in enumerate(pieces[shared_pieces:], shared_pieces):
@@ -399,7 +399,7 @@ class LatestRun:
         self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
 
     def play(self, device: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
-        """Performs the pieces of a run on an empty allocator. count: the number of storages."""
+        """Plays a run's allocations and releases, in pieces, on an empty allocator. count: the number of storages."""
         shared_pieces = 0
         for piece, (earlier_piece, state) in zip(pieces, self.states, strict=False):
             if piece != earlier_piece or state.expandable_segments != device.expandable_segments:
@@ -435,52 +435,52 @@ class RequestedBytes:
         """
         if repeats == ONCE:
             return self.steps(events)
-        first, lowest, count = repeats[0], min(repeats), len(repeats)
+        first_repeat, lowest_repeat, count = repeats[0], min(repeats), len(repeats)
         before, peak_before = self.requested, self.peak_requested
         self.peak_requested = before
-        steps = self.steps([(x + first, size, detail) for x, size, detail in events])
+        steps = self.steps([(storage_number + first_repeat, size, detail) for storage_number, size, detail in events])
         further_bytes = (count - 1) * (self.requested - before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for x, size, _ in events:
+        for storage_number, size, _ in events:
             if size >= 0:
-                self._bytes[x + lowest : x + lowest + count] = [size] * count
-        return [(x - first, n) for x, n in steps]
+                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + count] = [size] * count
+        return [(storage_number - first_repeat, n) for storage_number, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """Encodes the next events."""
         bytes_of_storage, renamed_storages = self._bytes, self._named
         requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []
-        append = steps.append
-        x: Any
-        for x, size, detail in events:
+        append_step = steps.append
+        storage_number: Any
+        for storage_number, size, detail in events:
             if size == FREED:
                 if renamed_storages:
-                    x = renamed_storages.get(x, x)
-                bytes = bytes_of_storage[x]
+                    storage_number = renamed_storages.get(storage_number, storage_number)
+                bytes = bytes_of_storage[storage_number]
                 if bytes:
-                    append((x, 0))
+                    append_step((storage_number, 0))
                     requested_bytes -= bytes
                 continue
             if size == TAKEN:
-                if bytes_of_storage[x] is not None:
+                if bytes_of_storage[storage_number] is not None:
                     continue
                 size = detail
             if size > 0:
-                bytes_of_storage[x] = size
+                bytes_of_storage[storage_number] = size
                 if renamed_storages:
-                    renamed_storages.pop(x, None)
-                append((x, (size + MIN_BLOCK_SIZE - 1) >> UNIT))
+                    renamed_storages.pop(storage_number, None)
+                append_step((storage_number, (size + MIN_BLOCK_SIZE - 1) >> UNIT))
                 requested_bytes += size
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
             elif size == NAMED:
-                renamed_storages[x] = renamed_storages.get(detail, detail)
+                renamed_storages[storage_number] = renamed_storages.get(detail, detail)
             elif size == STREAMED:
-                append(on_stream(detail))
+                append_step(on_stream(detail))
             else:
-                bytes_of_storage[x] = 0
+                bytes_of_storage[storage_number] = 0
         self.requested = requested_bytes
         self.peak_requested = peak_requested
         return steps

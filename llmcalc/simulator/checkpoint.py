@@ -38,13 +38,13 @@ class Region:
         arguments: Sequence[Tensor],
         stops_early: bool,
         kept_operations: frozenset[str],
-        alternate: frozenset[str],
+        alternate_operations: frozenset[str],
     ) -> None:
         self.graph: Graph = autograd_graph
         self.run = compute
         self.early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
-        self.alternate: frozenset[str] = alternate
+        self.alternate: frozenset[str] = alternate_operations
         if autograd_graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             autograd_graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments: list[tuple[Saved, bool, bool]] = [
@@ -88,7 +88,7 @@ class Region:
     def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
         autograd_graph, self.recomputed = self.graph, []
-        packs, autograd_graph.packs = autograd_graph.packs, [self._pack_recomputed]
+        outer_packs, autograd_graph.packs = autograd_graph.packs, [self._pack_recomputed]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         previous_results, autograd_graph.results = (
@@ -108,7 +108,7 @@ class Region:
             pass
         finally:
             autograd_graph.packs, autograd_graph.enabled, autograd_graph.meter.place, autograd_graph.results = (
-                packs,
+                outer_packs,
                 was_enabled,
                 outer_place,
                 previous_results,
@@ -179,19 +179,19 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
-    copy = tensor.detached()
-    copy.leaf, copy.node = (
+    detached = tensor.detached()
+    detached.leaf, detached.node = (
         is_leaf,
         Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
     )
-    return copy
+    return detached
 
 
 def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
-    copy = tensor.detached()
-    copy.leaf = needs_gradient
-    return copy
+    detached = tensor.detached()
+    detached.leaf = needs_gradient
+    return detached
 
 
 def checkpoint(
@@ -200,20 +200,20 @@ def checkpoint(
     arguments: Sequence[Tensor],
     stops_early: bool = True,
     kept_operations: frozenset[str] = frozenset(),
-    alternate: frozenset[str] = frozenset(),
+    alternate_operations: frozenset[str] = frozenset(),
     compiled: bool = False,
 ) -> Tensor:
     """Runs a region without saving tensors for the backward pass (`use_reentrant=False`).
 
     stops_early: whether running again stops at the last tensor that is needed, true by default.
     kept_operations: names of operations whose results are kept, none by default.
-    alternate: of these, those of which every other result is kept.
+    alternate_operations: of these, those of which every other result is kept.
     compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
         not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
     if not autograd_graph.enabled:
         return compute(arguments)
-    region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate)
+    region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate_operations)
     autograd_graph.packs.append(region.pack)
     previous_results, autograd_graph.results = (
         autograd_graph.results,

@@ -136,12 +136,15 @@ def allocated(events: Sequence[Event]) -> dict[int, int]:
 
 def released_storages(events: Sequence[Event]) -> set[int]:
     """Returns the storages that the events release."""
-    return {x for x, nbytes, _ in events if nbytes == FREED}
+    return {storage_number for storage_number, nbytes, _ in events if nbytes == FREED}
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
     """Returns events that move old storages into the memory of new storages, in order."""
-    return [(x, NAMED, y) for x, y in zip(allocated(old_events), allocated(new_events), strict=True)]
+    return [
+        (old_storage, NAMED, new_storage)
+        for old_storage, new_storage in zip(allocated(old_events), allocated(new_events), strict=True)
+    ]
 
 
 def is_repeatable(

@@ -16,8 +16,8 @@ def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
         (layer_kind,) = layer_scopes
         indices = layer_kind.about.get("indices")
         return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
-    kind_at = {i: layer_kind for layer_kind in layer_scopes for i in layer_kind.about["indices"]}
-    return [kind_at[i] for i in sorted(kind_at)]
+    kinds_by_index = {i: layer_kind for layer_kind in layer_scopes for i in layer_kind.about["indices"]}
+    return [kinds_by_index[i] for i in sorted(kinds_by_index)]
 
 
 Kind = TypeVar("Kind")

@@ -22,9 +22,9 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
         if item.about.get("role") not in NEVER_RUN:
             yield from unused_modules(item, copies)
             continue
-        for place in item.node().walk():
-            if place.use is not None:
-                yield place.node.name, place.use, repeats * place.times
+        for node_position in item.node().walk():
+            if node_position.use is not None:
+                yield node_position.node.name, node_position.use, repeats * node_position.times
 
 
 def is_a_layer(module_scope: Scope) -> bool:
@@ -60,15 +60,15 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 
 
 def last_readers(
-    root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
+    root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → the last operation that reads its storage, and the values that several layers read.
+    """Returns value → last reader of its storage, and the values that several layers read.
 
-    branch: which of several forms runs. skips: whether a module does not.
+    branch: which of several forms runs. is_skipped: whether a module does not.
     """
     last_reader: dict[int, int] = {}
     last_layer: dict[int, Scope] = {}
-    layer_of: dict[int, Scope] = {}
+    layers_by_value: dict[int, Scope] = {}
     shared_values: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
@@ -84,13 +84,13 @@ def last_readers(
                     last_reader[key], last_layer[key] = id(item), layer
                     if (
                         layer is not root
-                        and layer_of.get(key, layer) is not layer
+                        and layers_by_value.get(key, layer) is not layer
                         and not is_view_of(value, layer.takes)
                     ):
                         shared_values.add(key)
                 for value in item.outs:
-                    layer_of[id(value)] = layer
-            elif not skips(item):
+                    layers_by_value[id(value)] = layer
+            elif not is_skipped(item):
                 visit(item.items, item if item.takes is not None else layer)
                 if item.over is not None:  # each of its runs reads what comes from outside
                     operations = list(item.steps())

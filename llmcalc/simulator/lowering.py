@@ -184,7 +184,7 @@ class Lowering(ProgramLowering):
                 list(outer_frames),
                 memo,
             )
-            carried_now, is_recomputed, is_first_run = self.carried, not is_first_run, False
+            carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
             self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
@@ -193,7 +193,7 @@ class Lowering(ProgramLowering):
                 return output
             finally:
                 if is_recomputed:
-                    self.carry(carried_now)
+                    self.carry(carried_tensors)
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         return run
@@ -208,7 +208,7 @@ class Lowering(ProgramLowering):
             compute,
             arguments,
             kept_operations=recompute.saved_operations,
-            alternate=recompute.alternate,
+            alternate_operations=recompute.alternate,
             compiled=compiled,
         )
 

@@ -184,13 +184,13 @@ class ProgramLowering(CacheTensors):
 
     def _count_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
-        stacks, in_stack = 0, False
+        stacks, is_in_stack = 0, False
         for item in module_scope.items:
             if isinstance(item, Scope) and self.skips(item):
                 continue
             is_layer = isinstance(item, Scope) and item.takes is not None
-            stacks += is_layer and not in_stack
-            in_stack = is_layer
+            stacks += is_layer and not is_in_stack
+            is_in_stack = is_layer
             if isinstance(item, Scope) and not is_layer:
                 stacks += self._count_stacks(item)
         return stacks

@@ -34,7 +34,7 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
     while outputs % vector:
         vector //= 2
     threads = THREADS // vector
-    columns, lines = (min(_power_of_two(n), threads) for n in (outputs // vector, rows))
+    columns, lines = (min(_power_of_two(count), threads) for count in (outputs // vector, rows))
     height = min(lines, threads // min(columns, WARP))
     width = min(columns, threads // height)
     values = rows
@@ -49,6 +49,6 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
     return (SUM_BYTES * outputs * blocks * width * vector, COUNTER_BYTES * grid) if blocks > 1 else (0, 0)
 
 
-def _power_of_two(n: int) -> int:
+def _power_of_two(number: int) -> int:
     """Returns the largest power of two that is at most n."""
-    return 1 << (n.bit_length() - 1)
+    return 1 << (number.bit_length() - 1)

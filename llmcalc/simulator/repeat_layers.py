@@ -54,7 +54,7 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
+    def measured(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. tensors: the requested bytes."""
         slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
@@ -66,10 +66,15 @@ class AllocatorOverhead(NamedTuple):
         reserved_bytes = max(replay.requested + replay.slop + replay.free for replay in runs)
         return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
 
-    def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
+    def extrapolate(
+        self, longer_overhead: AllocatorOverhead, missing_layers: int, added_layers: int
+    ) -> AllocatorOverhead:
         """Extrapolates the overhead to `missing_layers` further layers, from a run with `added_layers` more layers."""
         return AllocatorOverhead(
-            *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
+            *(
+                max(0, longer_value + (longer_value - shorter_value) * missing_layers // added_layers)
+                for shorter_value, longer_value in zip(self, longer_overhead, strict=True)
+            )
         )
 
 
@@ -164,14 +169,14 @@ class RepeatAnalysis:
         repeat: Repeat | None = None
         events: list[Event] = []
         for event in events_of_piece:
-            x, nbytes, _ = event
+            storage_number, nbytes, _ = event
             if nbytes >= 0:
-                self.allocated_in[x] = repeat
+                self.allocated_in[storage_number] = repeat
             elif nbytes in (PLACED, OWNED):
                 if nbytes == PLACED:
-                    repeat_of_place = self._repeat_of_place(x)
+                    repeat_of_place = self._repeat_of_place(storage_number)
                 else:
-                    repeat_of_parameter = None if x is None else self._repeat_of_parameter(x)
+                    repeat_of_parameter = None if storage_number is None else self._repeat_of_parameter(storage_number)
                 next_repeat = repeat_of_parameter or repeat_of_place
                 if next_repeat != repeat:
                     if events:
@@ -180,7 +185,7 @@ class RepeatAnalysis:
                 if nbytes == OWNED:
                     continue
             elif nbytes == TAKEN:
-                self.allocated_in[x] = None
+                self.allocated_in[storage_number] = None
             events.append(event)
         if events:
             yield from self._split_releases(repeat, events)
@@ -221,13 +226,13 @@ class RepeatAnalysis:
         """Returns the order in which the repeats begin to release storages; empty if these repeats release none."""
         if origins in self.orders:
             return origins  # type: ignore[return-value]
-        inner = origins[: RECORDED_REPEATS - 1]
-        return next((order for order in self.orders if inner in (order[1:], order[:-1])), [])
+        inner_origins = origins[: RECORDED_REPEATS - 1]
+        return next((order for order in self.orders if inner_origins in (order[1:], order[:-1])), [])
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
-        x, nbytes, _ = event
-        return self.allocated_in.get(x) if nbytes == FREED else None
+        storage_number, nbytes, _ = event
+        return self.allocated_in.get(storage_number) if nbytes == FREED else None
 
     def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
         """Returns the layer repeat that contains a module."""
@@ -305,31 +310,33 @@ class RepeatAnalysis:
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (x, nbytes, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
+        for (second_storage, nbytes, value), (third_storage, other_size, other_value) in zip(
+            second_repeat, third_repeat, strict=True
+        ):
             if nbytes != other_size or value != other_value:
                 raise NotRepeating
             if nbytes >= 0:
-                self.twins[x], self.twins[y] = (x, 1), (x, 2)
-                self.stack_of[x] = sweep.stack
+                self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
+                self.stack_of[second_storage] = sweep.stack
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
     def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
-        (x, nbytes, value), (y, _, _) = second_event, third_event
+        (second_storage, nbytes, value), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
-            return self._inner_place(x, y)
-        twin_x, twin_y = self.twins.get(x), self.twins.get(y)
-        if x == y and twin_x is None:
-            return InnerEvent(None, x, x, nbytes, value)
+            return self._inner_place(second_storage, third_storage)
+        twin_x, twin_y = self.twins.get(second_storage), self.twins.get(third_storage)
+        if second_storage == third_storage and twin_x is None:
+            return InnerEvent(None, second_storage, second_storage, nbytes, value)
         if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
             raise NotRepeating
         if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
-            return InnerEvent(0, x, x, nbytes, value)
+            return InnerEvent(0, second_storage, second_storage, nbytes, value)
         if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
-            return InnerEvent(-1, y, x, nbytes, value)
+            return InnerEvent(-1, third_storage, second_storage, nbytes, value)
         if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], y, nbytes, value)
+            return InnerEvent(1, twin_x[0], third_storage, nbytes, value)
         raise NotRepeating
 
     def _check_edges(self) -> None:
@@ -341,28 +348,37 @@ class RepeatAnalysis:
         """
         for repeat, events in self.edges:
             inner_repeat = 2 if repeat == 0 else 1
-            for x, nbytes, _ in events:
-                if nbytes != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
+            for storage_number, nbytes, _ in events:
+                if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
                     raise NotRepeating
         outside_events: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
-                if any(nbytes == NAMED and (x in self.twins or other in self.twins) for x, nbytes, other in events):
+                if any(
+                    nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
+                    for storage_number, nbytes, named_storage in events
+                ):
                     raise NotRepeating
                 outside_events |= {
-                    (*self.twins[x], nbytes) for x, nbytes, _ in events if nbytes in NAMING and x in self.twins
+                    (*self.twins[storage_number], nbytes)
+                    for storage_number, nbytes, _ in events
+                    if nbytes in NAMING and storage_number in self.twins
                 }
-        if any((x, 2, nbytes) in outside_events for x, repeat, nbytes in outside_events if repeat == 1):
+        if any(
+            (storage_number, 2, nbytes) in outside_events
+            for storage_number, repeat, nbytes in outside_events
+            if repeat == 1
+        ):
             raise NotRepeating
 
-    def _inner_place(self, x: Place, y: Place) -> InnerEvent:
+    def _inner_place(self, second_place: Place, third_place: Place) -> InnerEvent:
         """Combines the modules of an event in the second and the third repeat."""
-        repeat = self._repeat_of_place(x)
-        if repeat is None and x == y:
-            return InnerEvent(None, x, x, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].in_later_repeat(x, 1) != y:
+        repeat = self._repeat_of_place(second_place)
+        if repeat is None and second_place == third_place:
+            return InnerEvent(None, second_place, second_place, PLACED, None)
+        if repeat is None or self.stacks[repeat[0]].in_later_repeat(second_place, 1) != third_place:
             raise NotRepeating
-        return InnerEvent(0, x, x, PLACED, None)
+        return InnerEvent(0, second_place, second_place, PLACED, None)
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
@@ -371,14 +387,14 @@ class RepeatAnalysis:
         events = RepeatedEvents(self, repeats)
         memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
-        _replay_on_meter(memory_meter, events.of(self.recorded.set_up), blocks)
+        _replay_on_meter(memory_meter, events.unfolded_events(self.recorded.set_up), blocks)
         result = ReplayResult(set_up=memory_meter.now)
         for events_of_part in self.recorded.first:
-            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = Place()
         for events_of_part in self.recorded.then:
-            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         memory_meter.place = Place("after")
         result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         result.after = memory_meter.now
@@ -388,12 +404,12 @@ class RepeatAnalysis:
         """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
-        pieces = [
+        event_pieces = [
             [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(piece)]
             for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then)
         ]
-        _latest_run.play(device, pieces, events.count)
-        return AllocatorOverhead.of(device, tensors)
+        _latest_run.play(device, event_pieces, events.count)
+        return AllocatorOverhead.measured(device, tensors)
 
 
 class RepeatedEvents:
@@ -410,15 +426,17 @@ class RepeatedEvents:
         self.count: int = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for x, stack in analysis.stack_of.items():
-            self.starts[x] = self.numbers[x] = self.count
+        for storage_number, stack in analysis.stack_of.items():
+            self.starts[storage_number] = self.numbers[storage_number] = self.count
             self.count += self.inner_repeats[stack]
-        for x, (twin_storage, repeat) in analysis.twins.items():
+        for storage_number, (twin_storage, repeat) in analysis.twins.items():
             if repeat == 2:
-                self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
+                self.numbers[storage_number] = (
+                    self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
+                )
         self.pieces: dict[int, list[Event]] = {}
 
-    def of(self, events_of_part: Sequence[Event]) -> list[Event]:
+    def unfolded_events(self, events_of_part: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to these recorded events."""
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
@@ -452,7 +470,10 @@ class RepeatedEvents:
                 next(sweep),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
-            yield _seen_by_allocator([(x, nbytes, value) for x, _, nbytes, value in lines]), order[1:-1]
+            yield (
+                _seen_by_allocator([(storage_number, nbytes, value) for storage_number, _, nbytes, value in lines]),
+                order[1:-1],
+            )
             yield _seen_by_allocator(self._events_of_repeat(part, lines, order[-1])), ONCE
             yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
 
@@ -481,15 +502,15 @@ class RepeatedEvents:
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         events = [
             (
-                in_later_repeat(x, repeat)
+                in_later_repeat(storage_number, repeat)
                 if increment and nbytes == PLACED
-                else x + increment * repeat
+                else storage_number + increment * repeat
                 if increment
-                else x,
+                else storage_number,
                 nbytes,
                 value,
             )
-            for x, increment, nbytes, value in lines
+            for storage_number, increment, nbytes, value in lines
         ]
         for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
@@ -525,21 +546,21 @@ def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
 
 def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
     """Counts the bytes of events on a meter. blocks: storage → its block on the meter."""
-    allocate, free = memory_meter.allocate, memory_meter.free
-    for x, nbytes, value in events:
+    allocate, release = memory_meter.allocate, memory_meter.free
+    for storage_number, nbytes, value in events:
         if nbytes >= 0:
             memory_meter.kind = value
-            blocks[x] = allocate(nbytes)
+            blocks[storage_number] = allocate(nbytes)
         elif nbytes == FREED:
-            free(blocks[x])
+            release(blocks[storage_number])
         elif nbytes == PLACED:
-            memory_meter.place = x
+            memory_meter.place = storage_number
         elif nbytes == KEPT:
-            memory_meter.reclassify(blocks[x], value)
+            memory_meter.reclassify(blocks[storage_number], value)
         elif nbytes == NAMED:
-            blocks[x] = blocks[value]
+            blocks[storage_number] = blocks[value]
         elif nbytes == STREAMED:
             memory_meter.stream = value
-        elif blocks[x] is None:  # the mark of a workspace that does not exist yet
+        elif blocks[storage_number] is None:  # the mark of a workspace that does not exist yet
             memory_meter.kind = "overhead"
-            blocks[x] = allocate(value)
+            blocks[storage_number] = allocate(value)

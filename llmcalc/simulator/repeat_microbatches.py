@@ -101,8 +101,8 @@ class EventMeter(Meter):
                 if first_storage is None:
                     raise NotRepeating
                 first_storage -= base
-                for i, x in releases:
-                    steps[i] = first_storage + x, 0  # `release`
+                for i, storage_number in releases:
+                    steps[i] = first_storage + storage_number, 0  # `release`
         self.pieces.append((steps, base))
         self._count(pass_trace, more_layers)
         return base
@@ -140,7 +140,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak that sums bytes by kind only when they are read: the bytes before a pass, plus those that it adds."""
+    """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -157,8 +157,8 @@ class SummedPeak(Peak):
         return self._by_kind
 
     @by_kind.setter
-    def by_kind(self, by_kind: dict[str, int]) -> None:
-        self._by_kind = by_kind
+    def by_kind(self, bytes_by_kind: dict[str, int]) -> None:
+        self._by_kind = bytes_by_kind
 
 
 def in_later_layer(allocation_place: Place, layers: int) -> Place:
@@ -264,19 +264,19 @@ class PassTrace:
             releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
-    def is_like(self, other: PassTrace) -> bool:
+    def has_equal_events(self, other_trace: PassTrace) -> bool:
         """Whether another trace has the same events, apart from the numbers of the previous pass's storages."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
-            for pass_trace in (self, other)
+            for pass_trace in (self, other_trace)
         )
         first_trace, second_trace = without_numbers
         return (
             first_trace == second_trace
-            and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+            and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
@@ -288,9 +288,9 @@ class PassTrace:
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
-        if any(x not in numbers for _, x in releases):
+        if any(storage_number not in numbers for _, storage_number in releases):
             return None
-        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
+        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[storage_number]) for i, storage_number in releases]}
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)
 
 
@@ -401,10 +401,10 @@ class PassRecorder(PassCounter):
     ) -> Tensor:
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
-        x = None if input_tensor is None else input_tensor.storage.block.handle
+        input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._outputs(case[0], output)
         end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, x, outputs, self.previous))
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
         return output
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
@@ -448,7 +448,11 @@ class RecordedPasses:
         """
         events, passes = self.events, self.passes
         if allocated_before:
-            indices = [i for i, (x, nbytes, _) in enumerate(events) if nbytes == PLACED or x not in allocated_before]
+            indices = [
+                i
+                for i, (storage_number, nbytes, _) in enumerate(events)
+                if nbytes == PLACED or storage_number not in allocated_before
+            ]
             events = [events[i] for i in indices]
             passes = [
                 recorded_pass._replace(
@@ -461,7 +465,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have and that were not recorded, if the recorded cases determine their events.
+    """Adds possible cases of a schedule that were not recorded, if the recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -470,7 +474,12 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     all_traces = dict(pass_traces)
     for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
-            {(c[1], c[3]): pass_traces[c] for c in pass_traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2)
+            {
+                (case[1], case[3]): pass_traces[case]
+                for case in pass_traces
+                if (case[0], case[2]) == (chunk, pass_number)
+            }
+            for pass_number in (1, 2)
         )
         pairs = {
             (pass_kind, state): (pass_trace, later_traces[pass_kind, state.removesuffix(FIRST)])
@@ -478,7 +487,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             if (pass_kind, state.removesuffix(FIRST)) in later_traces
         }
         if pairs.keys() != second_traces.keys() or not all(
-            pass_trace.is_like(later_trace) for pass_trace, later_trace in pairs.values()
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in pairs.values()
         ):
             continue
         numbers: dict[str, dict[int, int]] = {}
@@ -489,13 +498,15 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
                     later_trace.releases_of_previous(chunk),
                 )
                 release_pairs = zip(later_releases, releases, strict=True)
-                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in release_pairs)
+                numbers.setdefault(state[-2], {}).update(
+                    (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
+                )
         for (pass_kind, state), pass_trace in later_traces.items():
             all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
-            after_first = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
-            if after_first is not None:
-                for n in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, n, state + FIRST), after_first)
+            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+            if second_trace is not None:
+                for pass_number in (1, 2):
+                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), second_trace)
     return all_traces
 
 
@@ -599,37 +610,41 @@ class TraceReader:
 
     def _read_between(self, events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
-        for x, nbytes, value in events:
+        for storage_number, nbytes, value in events:
             if nbytes >= 0:
-                self.sizes[x], self.kinds[x] = nbytes, value
+                self.sizes[storage_number], self.kinds[storage_number] = nbytes, value
             elif nbytes == TAKEN:
-                self.sizes[x], self.kinds[x] = value, "overhead"
+                self.sizes[storage_number], self.kinds[storage_number] = value, "overhead"
             elif nbytes == KEPT:
-                self.kinds[x] = value
-            elif nbytes == FREED and x in self.origins and x not in self.output_storages:
+                self.kinds[storage_number] = value
+            elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
                 raise NotRepeating
 
     def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
         """Returns the trace of one pass."""
         start = self._start_place(recorded_pass)
         pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for x, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
+        for storage_number, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
             if nbytes >= 0:
-                self._allocate(x, nbytes, value, recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes)
+                self._allocate(
+                    storage_number, nbytes, value, recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes
+                )
             elif nbytes == TAKEN:
-                self._allocate(x, value, "overhead", recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes)
+                self._allocate(
+                    storage_number, value, "overhead", recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes
+                )
             elif nbytes == FREED:
-                self._free(x, storage_numbers, pass_trace)
-                pass_bytes.free(self.sizes[x], self.kinds[x])
+                self._free(storage_number, storage_numbers, pass_trace)
+                pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
             elif nbytes == PLACED:
-                pass_bytes.move_to(x)
+                pass_bytes.move_to(storage_number)
             elif nbytes == KEPT:
-                if x == recorded_pass.input_storage:
+                if storage_number == recorded_pass.input_storage:
                     pass_trace.input_kind = value
                 else:
-                    self._check_private(x, storage_numbers)
-                pass_bytes.reclassify(self.sizes[x], self.kinds[x], value)
-                self.kinds[x] = value
+                    self._check_private(storage_number, storage_numbers)
+                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], value)
+                self.kinds[storage_number] = value
             elif nbytes == STREAMED:
                 pass_trace.steps.append(on_stream(value))
             else:
@@ -648,9 +663,9 @@ class TraceReader:
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._output(template, storage_numbers[x], x))
-            for i, template, x in recorded_pass.outputs
-            if x in storage_numbers
+            (i, self._output(template, storage_numbers[storage_number], storage_number))
+            for i, template, storage_number in recorded_pass.outputs
+            if storage_number in storage_numbers
         )
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
             raise NotRepeating
@@ -684,17 +699,19 @@ class TraceReader:
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
         pass_trace.steps.append(release(storage_numbers.get(x, 0)))
 
-    def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
+    def _check_private(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
-        if x not in storage_numbers and (x not in self.origins or x in self.output_storages):
+        if storage_number not in storage_numbers and (
+            storage_number not in self.origins or storage_number in self.output_storages
+        ):
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
         """Returns the module and phase in which a pass starts: those of its first event, if the event states them."""
         if recorded_pass.start < recorded_pass.end:
-            x, nbytes, _ = self.events[recorded_pass.start]
+            storage_number, nbytes, _ = self.events[recorded_pass.start]
             if nbytes == PLACED:
-                return x  # type: ignore[no-any-return]
+                return storage_number  # type: ignore[no-any-return]
         return recorded_pass.place
 
     def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:

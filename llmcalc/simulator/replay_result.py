@@ -40,11 +40,11 @@ class ReplayResult:
         """Returns an independent result with the same bytes."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
-    def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
+    def read(self, device: Device | CachingAllocator, requested_bytes: int, peak_requested_bytes: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
         self.reserved = device.peak_reserved
-        self.slop = device.peak_allocated - peak_requested
-        self.slop_after = device.allocated - requested
+        self.slop = device.peak_allocated - peak_requested_bytes
+        self.slop_after = device.allocated - requested_bytes
 
     def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes of a run with fewer micro-batches; tensors of the others are added to them."""

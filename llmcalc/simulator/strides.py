@@ -60,7 +60,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     axes = [(stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)]
-    if not all(isinstance(n, int) for axis in axes for n in axis):
+    if not all(isinstance(size, int) for axis in axes for size in axis):
         return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
     dense_stride: Number = 1
     for stride, axis_size in sorted(axes):
@@ -73,8 +73,8 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 @lru_cache(REMEMBERED)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     """Returns the strides of a view with another shape; None if the shape needs a copy."""
-    n = count(shape)
-    assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
+    element_count = count(shape)
+    assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
         return contiguous(new_shape)
     output: list[Number] = []
@@ -111,10 +111,10 @@ class Size:
     def times(self, base: Number) -> Number:
         return self.n if is_size_one(base) else self.n * base
 
-    def reaches(self, other: Size) -> bool:
-        if isinstance(self.n, int) and isinstance(other.n, int):
-            return self.n >= other.n
-        return bool(self.n == other.n)
+    def reaches(self, other_size: Size) -> bool:
+        if isinstance(self.n, int) and isinstance(other_size.n, int):
+            return self.n >= other_size.n
+        return bool(self.n == other_size.n)
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -150,7 +150,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         first_strides = operands[0][1]
         if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
             return first_strides
-    if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
+    if not all(isinstance(size, int) for operand_shape, strides in operands for size in (*operand_shape, *strides)):
         dense_shape = [
             strides
             for operand_shape, strides in operands

@@ -107,9 +107,9 @@ class Storage:
         self.meter.free(self.block)
         self.meter, self.block = ReleasedMeter(), None
 
-    def share(self, other: Storage) -> None:
+    def share(self, other_storage: Storage) -> None:
         """Uses the memory of another storage after this storage's `release`."""
-        self.block = other
+        self.block = other_storage
 
 
 class ReleasedMeter:
@@ -253,9 +253,11 @@ class Node:
         self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
-        for t in inputs:
-            self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
-            self.inputs.append((t.shape, t.dtype))
+        for tensor in inputs:
+            self.edges.append(
+                (tensor.node, tensor.output) if tensor.node is not None else tensor if tensor.leaf else None
+            )
+            self.inputs.append((tensor.shape, tensor.dtype))
         self.backward: Backward | None = backward
         self.outputs: int = outputs
         self.alone: bool = graph.subclasses

@@ -205,7 +205,7 @@ class ValueTensors:
 
     @property
     def path(self) -> str:
-        """The path of the current module."""
+        """The path of the running module."""
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property

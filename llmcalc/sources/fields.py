@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ..components.choice import PartChoice
-from ..components.stack import overlaid
+from ..components.stack import overlaid_table
 from ..model import ModelSpec
 
 
@@ -59,7 +59,7 @@ def field_paths(
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base = table.get("block")
             tables = {
-                key: overlaid(base, inner_table) if isinstance(base, dict) else inner_table
+                key: overlaid_table(base, inner_table) if isinstance(base, dict) else inner_table
                 for key, inner_table in value.items()
                 if isinstance(inner_table, dict)
             }

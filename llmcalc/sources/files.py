@@ -190,8 +190,8 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 if other_path == path and detail["type"] == "literal_error"
             ]
             text = f"{path}: {reason(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
-    more_errors = len(set(paths)) - 1  # a union reports the errors of each member
-    return text + (f" (and {more_errors} more)" if more_errors else "")
+    other_error_count = len(set(paths)) - 1  # a union reports the errors of each member
+    return text + (f" (and {other_error_count} more)" if other_error_count else "")
 
 
 EXPECTED = {

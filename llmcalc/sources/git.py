@@ -109,7 +109,7 @@ def text_at(ref: str, path: Path) -> str | None:
         )
     if not object_answer.out:
         return None
-    _mode, object_type, blob, byte_count = object_answer.out.partition(b"\t")[0].decode().split()
+    _mode, object_type, object_id, byte_count = object_answer.out.partition(b"\t")[0].decode().split()
     if object_type != "blob":
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not byte_count.isdigit():  # BAD: of a partial clone
@@ -117,7 +117,7 @@ def text_at(ref: str, path: Path) -> str | None:
     limit = largest_text(path)
     if int(byte_count) > limit:
         raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {limit:,}")
-    content = _run_git(root, "cat-file", "blob", blob, limit=limit)
+    content = _run_git(root, "cat-file", "blob", object_id, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:

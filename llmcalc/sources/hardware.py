@@ -134,8 +134,10 @@ def memory_only(argument: str) -> Hardware | None:
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
     name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
-    decimal = unit in ("mb", "gb", "tb")
-    notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
+    is_decimal = unit in ("mb", "gb", "tb")
+    notes = (
+        (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if is_decimal else ()
+    )
     return Hardware(
         name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
     )
@@ -147,8 +149,8 @@ def _read_by_name(argument: str) -> Hardware:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
-    if several := SEVERAL.fullmatch(argument.strip()):
-        before, name, after = several.group("before", "name", "after")
+    if count_match := SEVERAL.fullmatch(argument.strip()):
+        before, name, after = count_match.group("before", "name", "after")
         if (before or after) and (hardware := _preset_with_spelling(name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
@@ -163,9 +165,9 @@ def _read_by_name(argument: str) -> Hardware:
 def _preset_with_spelling(argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
-    by_name = (name for name in hardware_names() if normalized(name) in keys)
-    by_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
-    name = next(by_name, None) or next(by_spelling, None)
+    names_that_match = (name for name in hardware_names() if normalized(name) in keys)
+    names_with_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
+    name = next(names_that_match, None) or next(names_with_spelling, None)
     return None if name is None else load_hardware(name)
 
 
@@ -208,10 +210,10 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
-    units, all_units = configuration.compute_units, hardware.compute_units
-    if units is not None and all_units is not None:
+    units, full_compute_units = configuration.compute_units, hardware.compute_units
+    if units is not None and full_compute_units is not None:
         peaks = hardware.peak_flops.items()
-        names["peak_flops"] = {dtype: rate * units.count // all_units.count for dtype, rate in peaks}
+        names["peak_flops"] = {dtype: rate * units.count // full_compute_units.count for dtype, rate in peaks}
     return hardware.model_copy(update=names | dict(configuration))
 
 

@@ -140,13 +140,13 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
-        arrived = 0.0
+        received_bytes = 0.0
 
-        def update(self, n: float | None = 1) -> bool | None:
-            self.arrived += n or 0
-            if self.arrived > limit:
+        def update(self, byte_count: float | None = 1) -> bool | None:
+            self.received_bytes += byte_count or 0
+            if self.received_bytes > limit:
                 raise _LimitExceeded(f"{name} has more bytes than the hub said; expected at most {limit:,}")
-            return bool(super().update(n))
+            return bool(super().update(byte_count))
 
     return Counter
 
@@ -185,9 +185,9 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
                 if not waiting:
                     return
                 name, url = waiting.pop()
-                bytes_left = LARGEST_HEADER - sum(map(len, texts.values()))
+                remaining_bytes = LARGEST_HEADER - sum(map(len, texts.values()))
             try:
-                text = _fetch_header(url, name, bytes_left, deadline)
+                text = _fetch_header(url, name, remaining_bytes, deadline)
             except BaseException as error:
                 errors.append(error)
                 return
@@ -260,7 +260,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    not_cached = f"no {content} in the cache, and the hub is offline or unreachable"
+    offline_message = f"no {content} in the cache, and the hub is offline or unreachable"
     causes: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -274,7 +274,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
         (
             (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled),
-            not_cached,
+            offline_message,
         ),
         ((errors.EntryNotFoundError,), f"has no {content}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
@@ -298,7 +298,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
             if isinstance(error, types):
                 raise InputError(f"{target}: {reason}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
-            raise InputError(f"{target}: {not_cached}") from None
+            raise InputError(f"{target}: {offline_message}") from None
         if type(error).__module__.startswith("huggingface_hub"):
             raise InputError(f"{target}: could not be fetched: {error}") from None
         raise

@@ -83,11 +83,11 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 @cache
 def aliases() -> dict[str, str]:
     """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
-    by_alias: dict[str, str] = {}
+    presets_by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
-            by_alias.setdefault(normalized(alias), name)
-    return by_alias
+            presets_by_alias.setdefault(normalized(alias), name)
+    return presets_by_alias
 
 
 _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
@@ -96,8 +96,8 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 def known_model(name: str) -> Preset | None:
     """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
-    in_cache = _CACHED.search(name)
-    name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
+    cached_match = _CACHED.search(name)
+    name = cached_match[1].replace("--", "/") if cached_match else name.strip().rstrip("/")
     last_segment = name.rpartition("/")[2]
     preset_name = next(
         (preset for name_part in (name, last_segment) if name_part and (preset := find_preset(name_part))), None

@@ -17,13 +17,13 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     if not texts:
         return list(model_names()), False
     names: set[str] = set()
-    all_exact = True
+    is_exact = True
     for text in texts:
         name = find_preset(text) if normalized(text) else None
         if name is not None:
             names.add(name)
             continue
-        all_exact = False
+        is_exact = False
         matches = [
             preset_name
             for preset_name in model_names()
@@ -33,7 +33,7 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
             suggestion = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
         names.update(matches)
-    return sorted(names), all_exact
+    return sorted(names), is_exact
 
 
 def _all_spellings(name: str) -> str:

@@ -256,18 +256,18 @@ def _override_value(text: str) -> Any:
 def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
     paths = list(_table_paths(model))
-    matches = [p for p in paths if p[-len(field_path) :] == field_path]
+    matches = [model_path for model_path in paths if model_path[-len(field_path) :] == field_path]
     if not matches:
         matches = _unset_fields(model, field_path)
     if field_path in matches:
         return field_path
     if len(matches) > 1:  # the block's field applies to all layers, so it wins over a variant's
-        block_paths = [p for p in matches if "variants" not in p]
+        block_paths = [model_path for model_path in matches if "variants" not in model_path]
         matches = block_paths or matches
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        suggestions = sorted({p[-1] for p in paths} | set(_all_fields()))
+        suggestions = sorted({model_path[-1] for model_path in paths} | set(_all_fields()))
         if field_path[-1] in suggestions:
             raise InputError(
                 f"--set {override}: no part of this model has a field '{'.'.join(field_path)}'; expected a field of "
@@ -296,7 +296,7 @@ def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str
     """Returns the full paths at which a description allows a field that the model does not set."""
     from .fields import field_paths
 
-    return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]
+    return [model_path for model_path in field_paths(model) if model_path[-len(field_path) :] == field_path]
 
 
 def _all_fields() -> list[str]:

@@ -20,7 +20,9 @@ NOT_WRITTEN = {"model", *NOT_IN_FILES}
 
 def description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
-    preset_fields = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
+    preset_fields = {
+        field: value for field, value in preset.model_dump(exclude_defaults=True).items() if field not in NOT_WRITTEN
+    }
     if preset.changes:
         preset_fields["title"] = preset.display
         preset_fields.pop("aliases", None)

@@ -77,8 +77,8 @@ def _errors_naming_model(location: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        named_already = str(error).startswith(f"{location}: ")
-        raise InputError(str(error) if named_already else f"{location}: {error}") from None
+        is_named = str(error).startswith(f"{location}: ")
+        raise InputError(str(error) if is_named else f"{location}: {error}") from None
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:

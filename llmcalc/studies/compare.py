@@ -196,13 +196,15 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     """
     groups = [(name, block, layer_count) for name, block, layer_count, _ in stack.groups() if layer_count]
     block = max(groups, key=lambda group: group[2])[1]
-    with_heads = [
+    groups_with_heads = [
         (layer, head_sizes, layer_count)
         for _, layer, layer_count in groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
-    attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
-    attention_block, head_sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
+    attention_groups = [group for group in groups_with_heads if _has_attention(group[0])] or groups_with_heads
+    attention_block, head_sizes, _ = (
+        max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
+    )
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,

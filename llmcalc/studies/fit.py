@@ -107,7 +107,7 @@ def largest_run(
         return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
 
     def needed_bytes(name: str, candidate_size: int) -> int:
-        """Returns the bytes that a run needs, or a lower bound of them if already that bound exceeds the capacity."""
+        """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
         least = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
         return least if least > capacity else run(name, candidate_size).device.device_bytes
 
@@ -141,12 +141,12 @@ def largest(
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
         capacity would be reached if the rest did not grow. None (default) for no such part.
     """
-    excess_of: dict[int, int] = {}
+    excess_by_value: dict[int, int] = {}
 
     def excess(candidate: int) -> int:
-        if candidate not in excess_of:
-            excess_of[candidate] = required_bytes(candidate) - capacity
-        return excess_of[candidate]
+        if candidate not in excess_by_value:
+            excess_by_value[candidate] = required_bytes(candidate) - capacity
+        return excess_by_value[candidate]
 
     low, high = min(step, maximum), min(step, maximum)
     is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low)
@@ -164,7 +164,7 @@ def largest(
             low = high
             if low == maximum:
                 return maximum
-            widened = min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)
+            widened = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
             widened = max(low + step if is_predicted else 2 * low, widened) // step * step
             high, tries_next = min(maximum, low + 1 if tries_next else widened), False
     first, turn = low, 0
@@ -172,7 +172,7 @@ def largest(
         if high > NEAR * low and not is_predicted:
             candidate = math.isqrt(low * high)
         else:
-            candidate = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
+            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, turn)))
         if high - low > step:
             candidate = max(low + 1, candidate // step * step)
         turn += low > first or not is_predicted  # a prediction that is too large leaves one number on the line
@@ -187,27 +187,27 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
-    """Returns the next number to try between the largest that fits and the smallest that does not.
+def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
+    """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
     if turn % 3 == 0:
-        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_of[highest_fitting] // (
-            excess_of[lowest_too_large] - excess_of[highest_fitting]
+        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
+            excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _linear_crossing(excess_of, highest_fitting) + 1 if turn % 3 == 1 else (highest_fitting + lowest_too_large) // 2
+        _linear_crossing(excess_by_value, highest_fitting) + 1 if turn % 3 == 1 else (highest_fitting + lowest_too_large) // 2
     )
 
 
-def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
+def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
-    lower_number = max((candidate for candidate in excess_of if candidate < highest_fitting), default=highest_fitting)
-    rise = excess_of[highest_fitting] - excess_of[lower_number]
+    lower_number = max((candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting)
+    rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_of[highest_fitting] // rise
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // rise
         if rise > 0
         else WIDEN * highest_fitting
     )
@@ -219,22 +219,23 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
     training = memory.settings.phase == "training"
-    cheap, costly = (_training_changes if training else _inference_changes)(memory)
-    costly = [*costly, *_smaller_workloads(memory, batch, seq)]
+    cheap_changes, costly_changes = (_training_changes if training else _inference_changes)(memory)
+    costly_changes = [*costly_changes, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
-    most = FEW_CHANGES if is_deep(memory) else None
-    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most=most)
+    most_changes = FEW_CHANGES if is_deep(memory) else None
+    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
     combined_changes: dict[str, Any] = {}
-    for changes in cheap:
+    for changes in cheap_changes:
         combined_changes |= changes
     pairs = [
         {**first_change, **second_change}
-        for first_change, second_change in combinations(costly, 2)
+        for first_change, second_change in combinations(costly_changes, 2)
         if first_change.keys().isdisjoint(second_change)
     ]
-    groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
+    groups: list[Sequence[Mapping[str, Any]]] = [[*cheap_changes, *costly_changes]]
     groups += [
-        [{**combined_changes, **extra_changes} for extra_changes in several] for several in ([{}, *costly], pairs)
+        [{**combined_changes, **extra_changes} for extra_changes in changes_to_combine]
+        for changes_to_combine in ([{}, *costly_changes], pairs)
     ]
     if is_deep(memory):
         groups = [[changes for group in groups for changes in group]]
@@ -260,7 +261,7 @@ def _evaluate_changes(
     current_fit: Fit,
     insufficient_bytes: list[int],
     options: Sequence[Mapping[str, Any]],
-    most: int | None = None,
+    most_changes: int | None = None,
 ) -> list[Change]:
     """Returns the changes that need less memory than the current settings, in the order of the input.
 
@@ -268,7 +269,7 @@ def _evaluate_changes(
     smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
-    most: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
+    most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     runs: list[tuple[int, int, Memory]] = []
     for index, changes in enumerate(options):
@@ -284,7 +285,7 @@ def _evaluate_changes(
             least > current_fit.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most]:
+    for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:
         try:
             if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
                 continue
@@ -316,45 +317,45 @@ def as_options(changes: Mapping[str, Any]) -> str:
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns (changes that keep the results, changes of optimizer, number formats and trained tensors)."""
     settings = memory.settings
-    cheap: list[dict[str, Any]] = []
+    cheap_changes: list[dict[str, Any]] = []
     if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
-        cheap.append({"attn_implementation": "flash"})
+        cheap_changes.append({"attn_implementation": "flash"})
     if optimizer_implementation(settings, memory.states) == "foreach":
-        cheap.append({"optimizer_impl": "fused"})
+        cheap_changes.append({"optimizer_impl": "fused"})
     if settings.cross_entropy != "chunked":
-        cheap.append({"cross_entropy": "chunked"})
+        cheap_changes.append({"cross_entropy": "chunked"})
     recompute = settings.recompute or "none"
-    cheap += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
+    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
     batch = memory.states.workload.batch
     if batch > 1:
-        cheap.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})
-    costly: list[dict[str, Any]] = []
+        cheap_changes.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})
+    costly_changes: list[dict[str, Any]] = []
     if settings.lora_rank is None:
         if settings.optimizer in (None, "adamw"):
-            costly.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
+            costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
         if settings.precision is None and settings.dtype is None:
-            costly.append({"precision": "bf16"})
+            costly_changes.append({"precision": "bf16"})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
-        costly += [adapters, {**adapters, "base": "nf4"}]
+        costly_changes += [adapters, {**adapters, "base": "nf4"}]
     elif settings.base is None:
-        costly.append({"base": "nf4"})
-    return cheap, costly
+        costly_changes.append({"base": "nf4"})
+    return cheap_changes, costly_changes
 
 
 def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns (changes that keep the results, narrower formats of cache and weights)."""
     settings, memory_use = memory.settings, memory.states
-    cheap: list[dict[str, Any]] = []
+    cheap_changes: list[dict[str, Any]] = []
     if memory.attention != "flash":
-        cheap.append({"attn_implementation": "flash"})
+        cheap_changes.append({"attn_implementation": "flash"})
     if settings.phase == "prefill" and settings.chunk is None and memory_use.workload.seq > CHUNK:
-        cheap.append({"chunk": CHUNK})
-    costly: list[dict[str, Any]] = []
+        cheap_changes.append({"chunk": CHUNK})
+    costly_changes: list[dict[str, Any]] = []
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32"):
-        costly.append({"kv_dtype": "fp8"})
+        costly_changes.append({"kv_dtype": "fp8"})
     if memory_use.quantized is None and settings.dtype is None:
-        costly += [{"quantize": scheme} for scheme in ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")]
-    return cheap, costly
+        costly_changes += [{"quantize": scheme} for scheme in ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")]
+    return cheap_changes, costly_changes
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:

@@ -131,11 +131,11 @@ def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
-def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators on which a layout fits, among a number n, n/2, n/4, … and 2n, 4n, …."""
-    devices = planned.devices
-    if planned.plan.feasible:
-        return _fewest_halves(question, devices, planned.plan.feasible[0])
+    devices = layout_plan.devices
+    if layout_plan.plan.feasible:
+        return _fewest_halves(question, devices, layout_plan.plan.feasible[0])
     while 2 * devices <= MOST_TRIED:
         devices *= 2
         layout_that_fits = question.feasible(devices)
@@ -150,19 +150,19 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Cand
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
     """
-    halvings, impossible = 0, (devices & -devices).bit_length()
-    while halvings + 1 < impossible:
-        next_halvings = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
+    halvings, too_many_halvings = 0, (devices & -devices).bit_length()
+    while halvings + 1 < too_many_halvings:
+        next_halvings = halvings + 1 if question.global_batch is not None else (halvings + too_many_halvings) // 2
         half_candidate = question.feasible(devices >> next_halvings)
         if half_candidate is None:
-            impossible = next_halvings
+            too_many_halvings = next_halvings
         else:
             halvings, best_candidate = next_halvings, half_candidate
     return devices >> halvings, best_candidate
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number of which every sequence length must be a multiple, so that ranks divide sequences evenly."""
+    """Returns the divisor of every allowed sequence length, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 

@@ -47,14 +47,14 @@ class _Divided(NamedTuple):
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
-    on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
+    memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     least: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
     """
 
     devices: int
     layout: Layout | None
-    on: Callable[[Runtime], DeviceMemory]
+    memory_on: Callable[[Runtime], DeviceMemory]
     least: int
     tensor_bytes: Callable[[Runtime], int] = _no_tensor_bytes
 
@@ -130,11 +130,11 @@ def _hardware_option(
 
     def try_(index: int, divided_run: _Divided) -> HardwareOption | None:
         try:
-            fit = divided_run.on(default_runtime).fit_on(hardware)
+            fit = divided_run.memory_on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
             return None
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
-            fit = divided_run.on(runtime).fit_on(hardware)
+            fit = divided_run.memory_on(runtime).fit_on(hardware)
         tried_options.append((index, option := HardwareOption(divided_run.devices, divided_run.layout, fit)))
         return option
 
@@ -150,9 +150,9 @@ def _hardware_option(
         if tried_options and least > min(option.fit.needed for _, option in tried_options):
             break
         too_large.remove(entry)
-        counted = divided_run.least_bytes(default_runtime)
-        if counted > least:
-            too_large.append((counted, index, divided_run))  # others may need less
+        lower_bound_bytes = divided_run.least_bytes(default_runtime)
+        if lower_bound_bytes > least:
+            too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
         else:
             try_(index, divided_run)
     if not tried_options:
@@ -167,7 +167,7 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     for devices in _accelerator_counts(request.devices):
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _Divided(1, None, memory.on, (least_static_bytes if trains else _least_bytes)(memory))
+            yield _Divided(1, None, memory.memory_on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
             yield from _possible_runs(memory, _training_request(request_of_number), version)
         else:
@@ -176,7 +176,7 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
                 for layout in serving_layouts(memory, request_of_number, devices)
                 if layout.dp == (request_of_number.dp or 1)
             )
-            yield from (_run_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
+            yield from (_run_over_ranks(Cluster.with_framework(memory, layout, record, version)) for layout in layouts)
 
 
 def _accelerator_counts(devices: int | None) -> list[int]:
@@ -194,18 +194,20 @@ def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iter
     it, its memory raises `InputError`, at once from the second time on.
     """
     try:
-        divided_run = _run_over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
+        divided_run = _run_over_ranks(
+            Cluster.with_framework(memory, layout_of(request), framework_of(request), version)
+        )
     except InputError:
         return
     refusals: list[InputError] = []
 
-    def on(runtime: Runtime) -> DeviceMemory:
+    def memory_on(runtime: Runtime) -> DeviceMemory:
         if refusals:
             raise refusals[0]
         try:
-            return divided_run.on(runtime)
+            return divided_run.memory_on(runtime)
         except InputError as error:
             refusals.append(error)
             raise
 
-    yield divided_run._replace(on=on)
+    yield divided_run._replace(memory_on=memory_on)

@@ -106,9 +106,14 @@ class Verdicts:
 def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
     """Compares a shape with the figures of each study."""
     lower, upper = kaplan_range()
-    critical = critical_depth(hidden_size)
+    critical_depth_of_width = critical_depth(hidden_size)
     in_range = lower <= hidden_size / num_hidden_layers <= upper
-    return Verdicts(in_range, num_hidden_layers > TAY_LAYERS[1], critical, num_hidden_layers > critical)
+    return Verdicts(
+        in_range,
+        num_hidden_layers > TAY_LAYERS[1],
+        critical_depth_of_width,
+        num_hidden_layers > critical_depth_of_width,
+    )
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:

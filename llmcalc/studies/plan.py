@@ -132,7 +132,7 @@ class LayoutEstimates:
     _with: dict[str, LayoutEstimates] = field(default_factory=dict)
 
     @cached_property
-    def as_configured(self) -> PeakEstimate:
+    def estimates_as_configured(self) -> PeakEstimate:
         """The memory estimates with the recomputation that the run's settings state."""
         return self.framework.estimate(self.memory)
 
@@ -199,7 +199,7 @@ class LayoutPlan:
         is_chosen = self.memory.settings.recompute is not None or self.times is not None
         if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
-        estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
+        estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
 
 
@@ -264,15 +264,17 @@ def plan_of(
     version = layout_request.framework_version or ""
 
     def sent(layout: Layout, run_index: int, recompute: str) -> int:
-        messages = Cluster.of(run_of(run_index, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
+        messages = Cluster.with_framework(run_of(run_index, recompute), layout, record, version).messages_of_rank(
+            layout.rank(pp=0)
+        )
         return sum(message.wire_bytes * message.count for message in messages)
 
     def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, run_index)
+        return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, run_index)
 
-    def replay(layout: Layout, run_index: int, recompute: str, enough: int | None) -> int:
-        largest_rank_stage = largest(layout, run_index, recompute)[1] if enough is not None else 0
-        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, enough)
+    def replay(layout: Layout, run_index: int, recompute: str, byte_limit: int | None) -> int:
+        largest_rank_stage = largest(layout, run_index, recompute)[1] if byte_limit is not None else 0
+        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, byte_limit)
 
     errors = record.estimate_errors
     result = plan(
@@ -288,7 +290,9 @@ def plan_of(
         if layout_times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
-        lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
+        lambda layout, number, recompute: estimates.with_recompute(recompute).estimates_as_configured.least_bytes(
+            layout, number
+        ),
     )
     return LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
@@ -325,18 +329,18 @@ def _layout_times(
 
 
 def replayed(
-    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
+    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
 ) -> int:
     """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
 
     memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
-    enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
+    byte_limit: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster, runtime = Cluster.of(memory, layout, framework, version), memory.runtime
-    if enough is not None and layout.pp > 1:
+    cluster, runtime = Cluster.with_framework(memory, layout, framework, version), memory.runtime
+    if byte_limit is not None and layout.pp > 1:
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
-        if first_rank_bytes > enough:
+        if first_rank_bytes > byte_limit:
             return first_rank_bytes
     ranks = [cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]
     return largest_need(ranks).device.device_bytes
@@ -363,7 +367,7 @@ class _Candidates:
     least: Callable[[Layout, int, str], int]
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+    def candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
@@ -374,7 +378,7 @@ class _Candidates:
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
+                    results[i] = self.fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
                     results[i] = error
         return results
@@ -393,13 +397,13 @@ class _Candidates:
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
         """Returns the candidate of a layout, or the error of a layout whose framework refuses the recomputation."""
         try:
-            candidate = self.of(layout, micro_batches, self.recomputations)
+            candidate = self.fitting_candidate(layout, micro_batches, self.recomputations)
         except InputError as error:
             return error
         assert candidate is not None
         return candidate
 
-    def of(
+    def fitting_candidate(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
@@ -424,7 +428,7 @@ class _Candidates:
                 step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
-                    return self.of(layout, micro_batches, values)
+                    return self.fitting_candidate(layout, micro_batches, values)
                 if last_candidate is None:
                     raise
                 continue
@@ -441,7 +445,9 @@ class _Candidates:
         """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
-            recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+            recomputed_candidate = (
+                self.fitting_candidate(candidate.layout, candidate.micro_batches, values) if values else None
+            )
         except InputError:
             return None
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
@@ -487,25 +493,25 @@ def plan(
     candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
-    promising: list[Candidate] = []
-    tried = candidates.all_of(layouts.possible)
+    promising_candidates: list[Candidate] = []
+    tried = candidates.candidates_of(layouts.possible)
     too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
     for candidate in tried:
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         elif candidate is not None:
-            (promising if candidate.may_fit else refused_candidates).append(candidate)
+            (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
 
-    def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
+    def replay(candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         try:
-            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, enough)
+            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
         except InputError as error:
             layouts.refuse(error)
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
     order = ranked if seconds is None else by_time
-    waiting = order(promising)
+    waiting = order(promising_candidates)
     result.order = list(waiting)
     for _ in range(rows + FURTHER_REPLAYS):
         if len(result.feasible) == rows or not waiting:
@@ -516,8 +522,8 @@ def plan(
             continue
         if replayed_candidate.headroom >= 0:
             result.feasible.append(replayed_candidate)
-        elif (recomputed := candidates.with_more_recomputation(candidate)) is not None:
-            waiting = order([*waiting, recomputed])
+        elif (recomputing_candidate := candidates.with_more_recomputation(candidate)) is not None:
+            waiting = order([*waiting, recomputing_candidate])
         else:
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
@@ -527,8 +533,10 @@ def plan(
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
-        counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
-        reason = layouts.errors.get(max(counted, key=counted.__getitem__))
+        refusal_counts = {
+            reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS
+        } or result.refused
+        reason = layouts.errors.get(max(refusal_counts, key=refusal_counts.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
     if refused_candidates or too_large:
@@ -542,24 +550,24 @@ def _with_too_large(
     candidates: _Candidates,
     layouts: Search,
 ) -> list[Candidate]:
-    """Returns the candidates that do not fit, including those that were not estimated before.
+    """Returns all candidates that do not fit, including new estimates of candidates without one.
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
-    all_refused = list(refused_candidates)
+    refusals = list(refused_candidates)
     for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
-            all_refused.append(candidate)
+            refusals.append(candidate)
     index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
         number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
-    return sorted(all_refused, key=order)
+    return sorted(refusals, key=order)
 
 
 def _smallest_replay(
@@ -567,7 +575,7 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that needs least memory in a replay among the layouts that do not fit; None if all fit.
+    """Returns the failing layout with the least replayed memory; None if all fit.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
@@ -628,7 +636,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     return layout_sizes
 
 
-def place_of(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
+def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):

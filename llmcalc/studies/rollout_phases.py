@@ -59,7 +59,7 @@ def rollout_phases(
     cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
     """
-    device = largest_need(cluster.on(runtime)).device
+    device = largest_need(cluster.memory_of_ranks(runtime)).device
     return _Phases(cluster, rollout, preset, hardware, device).phases()
 
 
@@ -114,10 +114,10 @@ class _Phases:
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
-        others = [
+        other_states = [
             term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
         ]
-        return list(_present_terms([*self._trained_states(()), *others, self._context_term()]))
+        return list(_present_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
@@ -184,9 +184,9 @@ class _Phases:
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
-        h = self.model.hidden_size
+        hidden_size = self.model.hidden_size
         width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
-        return 2 * width * h
+        return 2 * width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
         """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
@@ -194,8 +194,10 @@ class _Phases:
         yield from self._trained_states(("weights",))
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
-            on_host = (self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host")
-            yield from sorted(on_host, key=lambda term: -term.bytes)[:1]  # one after the other
+            frozen_terms = (
+                self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
+            )
+            yield from sorted(frozen_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens

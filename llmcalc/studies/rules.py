@@ -106,41 +106,41 @@ def sizes(spec: ModelSpec) -> Sizes:
     return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(n: int, keys: int, context_tokens: int) -> int:
+def kaplan_table_1(parameters: int, keys: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
-    return 2 * n + 2 * context_tokens * keys
+    return 2 * parameters + 2 * context_tokens * keys
 
 
-def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
+def chinchilla_appendix_f(model_sizes: Sizes, seq: int) -> int:
     """Returns forward FLOPs of one sequence (Hoffmann 2022, appendix F).
 
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
     """
-    h, v, s = d.width, d.vocab, seq
+    h, v, s = model_sizes.width, model_sizes.vocab, seq
     embeddings = 2 * s * v * h
-    attention = 2 * 3 * s * h * d.keys  # key, query and value projections
-    attention += 2 * s * s * d.keys  # key @ query logits
-    attention += 3 * d.heads * s * s  # softmax
-    attention += 2 * s * s * d.keys  # softmax @ query reductions
-    attention += 2 * s * d.keys * h  # final linear
-    dense_block = 2 * s * (h * d.feed_forward + h * d.feed_forward)
+    attention = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
+    attention += 2 * s * s * model_sizes.keys  # key @ query logits
+    attention += 3 * model_sizes.heads * s * s  # softmax
+    attention += 2 * s * s * model_sizes.keys  # softmax @ query reductions
+    attention += 2 * s * model_sizes.keys * h  # final linear
+    dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
     return embeddings + attention + dense_block + logits
 
 
-def palm_appendix_b(n: int, keys: int, seq: int) -> int:
+def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
     """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
-    return 6 * n + 12 * keys * seq
+    return 6 * parameters + 12 * keys * seq
 
 
-def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
     """Returns FLOPs of one training iteration.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
     Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
     """
     passes = 4 if recompute else 3
-    b, s, h, layers, v = batch, seq, d.width, d.layers, d.vocab
+    b, s, h, layers, v = batch, seq, model_sizes.width, model_sizes.layers, model_sizes.vocab
     return passes * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
@@ -166,8 +166,15 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[Found]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
-    for key, name, suffix, source, n in _definitions_of_n(count_of_params):
-        yield f"{key}_{multiple}n", name, f"{multiple}N{suffix}", source, multiple * n * tokens, f"N = {n:,}"
+    for key, name, suffix, source, parameters in _definitions_of_n(count_of_params):
+        yield (
+            f"{key}_{multiple}n",
+            name,
+            f"{multiple}N{suffix}",
+            source,
+            multiple * parameters * tokens,
+            f"N = {parameters:,}",
+        )
     if _is_plain_transformer(flop_count.spec):
         yield from (_training_rules if train else _forward_rules)(
             sizes(flop_count.spec), count_of_params, flop_count.workload.context + flop_count.workload.seq, tokens
@@ -186,18 +193,20 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
+def _forward_rules(
+    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int
+) -> Iterator[Found]:
     """Yields the rules for a forward pass.
 
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
+    kaplan = kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
-    chinchilla = exact_div(chinchilla_appendix_f(d, context_tokens), context_tokens)
+    chinchilla = exact_div(chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(parameter_count.active, d.keys, context_tokens), 3)
+    palm = exact_div(palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
-    forward_flops = exact_div(megatron(d, 1, context_tokens, recompute=False), 3 * context_tokens)
+    forward_flops = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), 3 * context_tokens)
     yield (
         "megatron",
         "Megatron",
@@ -208,8 +217,10 @@ def _forward_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: in
     )
 
 
-def _training_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), d.keys, context_tokens)
+def _training_rules(
+    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int
+) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     yield (
         "kaplan_table_1",
         "Kaplan Table 1",
@@ -218,7 +229,7 @@ def _training_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: i
         tokens * kaplan,
         f"{HALF}; 3 × its forward",
     )
-    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context_tokens), context_tokens)
+    chinchilla = exact_div(3 * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     yield (
         "chinchilla_f",
         "Chinchilla app. F",
@@ -232,33 +243,33 @@ def _training_rules(d: Sizes, parameter_count: ParameterCount, context_tokens: i
         "PaLM app. B",
         "6N + 12LHQT",
         PALM,
-        tokens * palm_appendix_b(parameter_count.active, d.keys, context_tokens),
+        tokens * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens),
         EVERY,
     )
-    without_recompute = exact_div(megatron(d, 1, context_tokens, recompute=False), context_tokens)
+    flops_without_recompute = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), context_tokens)
     yield (
         "megatron",
         "Megatron",
         "72Bsℓh²(1+s/6h+V/12ℓh)",
         MEGATRON,
-        tokens * without_recompute,
+        tokens * flops_without_recompute,
         f"{MHA}; nothing recomputed",
     )
-    with_recompute = exact_div(megatron(d, 1, context_tokens, recompute=True), context_tokens)
+    recompute_flops = exact_div(megatron(model_sizes, 1, context_tokens, recompute=True), context_tokens)
     yield (
         RECOMPUTES,
         "Megatron, recompute",
         "96Bsℓh²(1+s/6h+V/16ℓh)",
         MEGATRON_AGAIN,
-        tokens * with_recompute,
+        tokens * recompute_flops,
         f"{MHA}; every layer recomputed",
     )
 
 
 def _kaplan_n(parameter_count: ParameterCount) -> int:
     """Returns Kaplan's N: active parameters without the input embeddings and an untied output head."""
-    n: int = parameter_count.active - (parameter_count.total - parameter_count.non_embedding)
-    return n
+    parameters: int = parameter_count.active - (parameter_count.total - parameter_count.non_embedding)
+    return parameters
 
 
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:

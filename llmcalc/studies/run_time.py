@@ -237,10 +237,12 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node_of_bounds(path: str, component: str, by_bound: dict[Bound, float]) -> Node:
-    seconds = sum(by_bound.values())
-    bound = max(BOUNDS, key=by_bound.__getitem__)
-    return Node(path, component, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
+def _node_of_bounds(path: str, component: str, seconds_by_bound: dict[Bound, float]) -> Node:
+    seconds = sum(seconds_by_bound.values())
+    bound = max(BOUNDS, key=seconds_by_bound.__getitem__)
+    return Node(
+        path, component, seconds, bound, seconds_by_bound[bound] / seconds if seconds else 0.0, seconds_by_bound
+    )
 
 
 @frozen
@@ -263,7 +265,7 @@ class TimeSettings:
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def stack_for(self, phase: TimePhase) -> Stack:
+    def supporting_stack(self, phase: TimePhase) -> Stack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
@@ -278,7 +280,7 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
         self.device: Device = settings.device(hardware)
-        self.stack: Stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
+        self.stack: Stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
         self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
         self.dtype: str = settings.product_format or _training_format(memory)
@@ -303,7 +305,7 @@ class TrainingTimes:
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the training step of a layout, without its seconds."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
-        return StepPlan.of(
+        return StepPlan.from_layout(
             layout,
             int(workload.batch),
             micro_batches,
@@ -453,8 +455,10 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
     cached_format = cache_format(memory.states.kv_dtype)
-    bits, in_16 = (tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16")))
-    return float(16 * bits / in_16) if in_16 else 16.0
+    bits, bits_in_16 = (
+        tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
+    )
+    return float(16 * bits / bits_in_16) if bits_in_16 else 16.0
 
 
 def time_training(
@@ -495,7 +499,7 @@ def time_inference(
 
     pass_tokens = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
+    stack = with_attention(settings.supporting_stack(time_phase), memory.settings.attn_implementation)
     timed_run = _timed_inference(
         memory, hardware, device, stack, time_phase, layout, pass_tokens, formats, answer_on(device, stack)
     )
@@ -519,7 +523,7 @@ def _timed_inference(
         for line in timed_pass.lines
     )
     part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
-    by_kernels = sum(run_count * line.seconds for run_count, line in lines)
+    kernel_seconds = sum(run_count * line.seconds for run_count, line in lines)
     sequences, seq, cached_tokens = pass_tokens
     return TimedRun(
         memory.spec,
@@ -537,7 +541,7 @@ def _timed_inference(
         part_seconds,
         lines,
         tuple(timed_pass.work for timed_pass in inference_pass.priced),
-        hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
+        hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 

@@ -121,20 +121,20 @@ def trace_times(
     likely_run = runs[0]
     seconds = max(request.end for request in likely_run)
     further_tokens = trace.mean_output - 1
-    in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
+    seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
     return TraceTimes(
         _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in runs]),
         _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in runs]),
         seconds,
         trace.output_tokens / seconds,
-        in_server / seconds,
+        seconds_in_server / seconds,
     )
 
 
 def steps_of(server: Server, trace: Trace) -> StepSeconds:
     """Returns the seconds per step of one replica, for the requests of a trace."""
     sequences = max(1, server.most_sequences // server.replica.batches)
-    return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
+    return StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
 
 def _serve_scaled(

@@ -62,7 +62,7 @@ class Limits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def broken_by(self, load: ServedLoad) -> str:
+    def violated_limits(self, load: ServedLoad) -> str:
         """Returns why the latencies of a load exceed the limits; empty if they do not."""
         if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
@@ -86,11 +86,11 @@ class LayoutSizes:
 
     def layout(self, layers: int) -> Layout:
         """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
-        per_stage = None
+        layers_per_stage = None
         if layers % self.pp:
-            per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+            layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
         etp = self.tp * self.dp // self.ep if self.ep > 1 else None
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=per_stage)
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
 
 @frozen
@@ -255,7 +255,7 @@ class Server:
         low, high = 0, self.most_sequences
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if not limits.broken_by(self.load(middle)) else (low, middle - 1)
+            low, high = (middle, high) if not limits.violated_limits(self.load(middle)) else (low, middle - 1)
         return low
 
     def concurrency_of(self, rate: float) -> int | None:
@@ -338,12 +338,12 @@ class ServeStudy:
 
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
-        why_not: Counter[str] = Counter()
-        fitting_servers = list(self._fitting_servers(why_not))
-        if not fitting_servers and not why_not:
+        reasons_against: Counter[str] = Counter()
+        fitting_servers = list(self._fitting_servers(reasons_against))
+        if not fitting_servers and not reasons_against:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
-        at_limits: list[Point | None] = []
+        points_at_limits: list[Point | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
@@ -357,19 +357,19 @@ class ServeStudy:
                 point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
                 traces.append(trace_times)
             servers.append(sized_server)
-            at_limits.append(point)
+            points_at_limits.append(point)
             keeps_limits.append(point is not None and not reason)
             if reason:
-                why_not[reason] += 1
-        concurrency_at_limits = [None if point is None else point.concurrency for point in at_limits]
+                reasons_against[reason] += 1
+        concurrency_at_limits = [None if point is None else point.concurrency for point in points_at_limits]
         curves = [tuple(server.curve(step)) for server, step in zip(servers, concurrency_at_limits, strict=True)]
         return Servers(
             tuple(servers),
             tuple(curves),
-            tuple(at_limits),
+            tuple(points_at_limits),
             _pareto_front(curves),
-            _cheapest_index(at_limits, keeps_limits, traces),
-            dict(why_not),
+            _cheapest_index(points_at_limits, keeps_limits, traces),
+            dict(reasons_against),
             tuple(keeps_limits),
             tuple(traces),
         )
@@ -442,8 +442,8 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        at_once = int(memory.settings.get(engine.step_sequences) or capacity)
-        most_requests = max(1, min(capacity, at_once)) * layout_sizes.dp
+        step_sequences = int(memory.settings.get(engine.step_sequences) or capacity)
+        most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
         return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
@@ -461,12 +461,14 @@ class ServeStudy:
         elif total == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            alone = Disaggregated(replica, 1, 1)
+            single_pair = Disaggregated(replica, 1, 1)
             if self.limits.tpot is not None:
                 low, high = 1, server.most_sequences
                 while low < high:
                     middle = (low + high + 1) // 2
-                    low, high = (middle, high) if alone.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
+                    low, high = (
+                        (middle, high) if single_pair.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
+                    )
                 within_limits = low
             group = Disaggregated.balanced(replica, within_limits, total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
@@ -484,7 +486,7 @@ class ServeStudy:
         limits, replicas = self.limits, self._replica_count(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, limits.broken_by(server.load(1))
+            return replace(server, replicas=replicas or 1), None, limits.violated_limits(server.load(1))
         if limits.rate is not None:
             return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
         concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
@@ -494,7 +496,7 @@ class ServeStudy:
         if concurrency > sized_server.most:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
-        return sized_server, point, limits.broken_by(point.load)
+        return sized_server, point, limits.violated_limits(point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -507,7 +509,7 @@ class ServeStudy:
         if concurrency is None:
             return sized_server, None, "fewer requests per second than --rate"
         point = sized_server.point(concurrency * sized_server.replicas)
-        return sized_server, point, self.limits.broken_by(point.load)
+        return sized_server, point, self.limits.violated_limits(point.load)
 
 
 def _cheapest_index(

@@ -54,7 +54,7 @@ the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 
 
 def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset whose proportions are used for a budget that names no model.
+    """Returns the name of the preset with the default proportions, for a budget without a model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).
@@ -127,14 +127,14 @@ class Family:
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
-                finer_family.at(finer_family.step, finer_family.least_depth)
+                finer_family.scaled_to(finer_family.step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
             if finer_family.step < self.step:
                 return finer_family
         return None
 
-    def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
+    def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
@@ -206,7 +206,7 @@ def family(
     members = Family(spec, None, kv_ratio, ffn_ratio)
     for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
-            member = candidate.at(candidate.step, candidate.least_depth)
+            member = candidate.scaled_to(candidate.step, candidate.least_depth)
         except Unscalable as error:
             raise InputError(f"{option}: {error}") from None
         validate(ModelSpec, member.model_dump(), option)
@@ -375,7 +375,7 @@ def study(
 def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        cost = budget.cost_of(members.at(*shape_size))
+        cost = budget.cost_of(members.scaled_to(*shape_size))
     except ArithmeticError:
         return False
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
@@ -398,10 +398,10 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
-        finer = members.finer(keep_heads)
-        if finer is None:
+        finer_family = members.finer(keep_heads)
+        if finer_family is None:
             break
-        members = finer
+        members = finer_family
     return members
 
 
@@ -434,19 +434,19 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(members.at(i * width_step, depth))
+        return budget.cost_of(members.scaled_to(i * width_step, depth))
 
-    def deep_enough(i: int) -> bool:
+    def is_deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
         return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
-    def too_wide(i: int) -> bool:
+    def is_too_wide(i: int) -> bool:
         return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // width_step + 1
-    narrowest_index = _bisect_condition(deep_enough, 1, end_step)
+    narrowest_index = _bisect_condition(is_deep_enough, 1, end_step)
     return range(
-        narrowest_index * width_step, _bisect_condition(too_wide, narrowest_index, end_step) * width_step, width_step
+        narrowest_index * width_step, _bisect_condition(is_too_wide, narrowest_index, end_step) * width_step, width_step
     )
 
 
@@ -463,13 +463,13 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return high
     line = True
     while high - low > 1:
-        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
-        guess, previous_span = min(max(guess, low + 1), high - 1), high - low
-        guessed_cost = cost(guess)
+        guessed_depth = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
+        guessed_depth, previous_span = min(max(guessed_depth, low + 1), high - 1), high - low
+        guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
-            low, low_cost = guess, guessed_cost
+            low, low_cost = guessed_depth, guessed_cost
         else:
-            high, high_cost = guess, guessed_cost
+            high, high_cost = guessed_depth, guessed_cost
         line = not line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
@@ -486,7 +486,7 @@ def search(
 
     def cost(h: int, depth: int) -> int:
         if (h, depth) not in costs:
-            costs[h, depth] = budget.cost_of(members.at(h, depth))
+            costs[h, depth] = budget.cost_of(members.scaled_to(h, depth))
         return costs[h, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
@@ -502,18 +502,20 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     if len(widths) <= limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
-    growth = math.log(widths[-1] / smallest_width) / (limit - 1)
-    indices = (round(smallest_width * (math.exp(growth * i) - 1) / width_step) for i in range(limit))
+    log_step = math.log(widths[-1] / smallest_width) / (limit - 1)
+    indices = (round(smallest_width * (math.exp(log_step * i) - 1) / width_step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
-def spread(shape_sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
+def spread(
+    shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
+) -> list[tuple[int, int]]:
+    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `kept_size` if it was found."""
     sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes
     logs = [math.log(h / layers) for h, layers in sorted_sizes]
-    selected_indices = {sorted_sizes.index(keep)} if keep in sorted_sizes else set()
+    selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
     span = logs[-1] - logs[0]
     for i in range(rows):
         target_log = logs[0] + span * i / max(rows - 1, 1)
@@ -527,7 +529,7 @@ def _shape_of_size(
     members: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
 ) -> Shape:
     h, layers = shape_size
-    spec = members.at(h, layers)
+    spec = members.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"

@@ -36,7 +36,7 @@ def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
             raise InputError(f"sweep: {name}: expected whole numbers of at least {minimum}")
     if (h % members.step).any():
         raise InputError(f"sweep: hidden_sizes: expected multiples of {members.step}, so that head counts are integers")
-    if params(members.at(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
+    if params(members.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
-    totals = params(members.at(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
+    totals = params(members.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
     return np.asarray(totals, dtype=np.int64)

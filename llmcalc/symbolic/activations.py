@@ -48,18 +48,20 @@ def explain_activations(
     formulas = Formulas(spec, setting, include)
     activations = Activations(formulas, training)
     if node is None or node.lower() == "model":
-        sections = [activations.section(node_found, depth) for depth, node_found in activations.components()]
+        sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
         sections = [section for section in sections if section.formulas[0].value]
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
     merged_sections: dict[Any, Section] = {}
-    for node_found in activations.find(node):
-        section = activations.section(node_found)
-        key = node_found.steps[-1][0], section.formulas[0].expression
+    for matching_node in activations.find(node):
+        section = activations.section(matching_node)
+        key = matching_node.steps[-1][0], section.formulas[0].expression
         merged_section = merged_sections.get(key)
         merged_sections[key] = (
-            section if merged_section is None else replace(merged_section, places=(*merged_section.places, node_found))
+            section
+            if merged_section is None
+            else replace(merged_section, places=(*merged_section.places, matching_node))
         )
     return Explanation(list(merged_sections.values()), formulas, node, training, activations.notes())
 
@@ -107,7 +109,7 @@ class Activations:
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
-        value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
+        value, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
         repeat_count = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
@@ -152,7 +154,9 @@ class Activations:
             return ()
         root, two_sequences = self.formulas.root, {sequences(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.of(root).xreplace({**values, **two_sequences}) == self.sums("numbers", 2).of(root):
+        if self.letters.saved_bytes_of(root).xreplace({**values, **two_sequences}) == self.sums(
+            "numbers", 2
+        ).saved_bytes_of(root):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -177,24 +181,25 @@ class SavedSums:
         self.layers: set[int] = set()
         self.shared: dict[PathNames, Any] = {}
         self.loss: Any = 0
-        by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
+        bytes_by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for block in blocks:
-            location, byte_count = block.at, formula_of(block.bytes)
+            location, byte_count = block.location, formula_of(block.bytes)
             if location.path == LOSS:
                 self.loss += byte_count
             elif location.layer and block.shared:
                 self._add_shared(location.stack, byte_count)
             else:
-                by_turn[location.path][location.layer_index] += byte_count
+                bytes_by_turn[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
-        by_path = {
-            path: self._layer_sum(path, bytes_of_repeats, repeats_of_path) for path, bytes_of_repeats in by_turn.items()
+        bytes_by_path = {
+            path: self._layer_sum(path, bytes_of_repeats, repeats_of_path)
+            for path, bytes_of_repeats in bytes_by_turn.items()
         }
-        self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
+        self.by_location[root.at[0]] = self._sum_with_children(root, (), bytes_by_path) + self.loss
 
-    def of(self, node: FormulaNode) -> Any:
+    def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
         if node.at:
             return sum((self.by_location[location] for location in node.at), 0)
@@ -258,8 +263,8 @@ def group_by_token(expression: Any) -> Any:
         (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else token_terms).append(
             per_token_term
         )
-    per_token = sympy.Add(*token_terms)
-    return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
+    token_sum = sympy.Add(*token_terms)
+    return sympy.Add(sequences() * keys() * token_sum, *(per_token_term * token for per_token_term in other_terms))
 
 
 def _expand_formula(byte_count: Any) -> Any:

@@ -124,12 +124,15 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
     formulas_of_quantities = [
         kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted
-    by_quantity = {
+    formulas_by_quantity = {
         kind: formula for kind in formulas_of_quantities if (formula := formulas.formula(node, kind)) is not None
     }
-    if "active" in by_quantity and by_quantity["active"].value == by_quantity["params"].value:
-        del by_quantity["active"]
-    return Section((node,), tuple(by_quantity.values()), depth)
+    if (
+        "active" in formulas_by_quantity
+        and formulas_by_quantity["active"].value == formulas_by_quantity["params"].value
+    ):
+        del formulas_by_quantity["active"]
+    return Section((node,), tuple(formulas_by_quantity.values()), depth)
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:

@@ -172,7 +172,7 @@ class Formulas:
         return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
+        """Finds the nodes whose path ends in `query`; without one, nodes whose path has its names in order.
 
         Raises `InputError` if there are none either.
         """
@@ -186,7 +186,7 @@ class Formulas:
                 node for node in nodes[1:] if _matches_path_end(names, node.steps, allows_gaps)
             ]
         if not exact_matches:
-            tails = {
+            path_ends = {
                 ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
             }
             component_names = dict.fromkeys(
@@ -196,7 +196,7 @@ class Formulas:
             for node in nodes[1:]:
                 if node.numbers.children:
                     components.setdefault(node.numbers.kind, node.steps[-1][0])
-            known_names = components | {tail: tail for tail in sorted(tails)}
+            known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches
@@ -239,10 +239,10 @@ class Formulas:
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
         open_form = self._evaluate_at_numbers(expression, value, node)
-        in_hidden = self._in_units_of_hidden(expression)
-        if in_hidden is not None:
-            self._evaluate_at_numbers(in_hidden, value, node)
-        return Formula(quantity, expression, value, open_form, in_hidden)
+        formula_in_hidden = self._in_units_of_hidden(expression)
+        if formula_in_hidden is not None:
+            self._evaluate_at_numbers(formula_in_hidden, value, node)
+        return Formula(quantity, expression, value, open_form, formula_in_hidden)
 
     def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
         """Returns the sum of the terms for one repeat of the node."""
@@ -270,23 +270,25 @@ class Formulas:
         return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
     def _cost_terms(
-        self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any
+        self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
     ) -> list[Term]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
-        per_token: 1 / seq.
+        tokens_inverse: 1 / seq.
         element_bits: bits of a cached element.
-        eighth: 1/8, in numbers or in symbols.
+        one_eighth: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
             return [Term(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, per_token), run_config)]
-        empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
-        return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
+            return [Term(_scaled_cost(forward_of, tokens_inverse), run_config)]
+        empty_run, one_token = (
+            RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
+        )
+        return _cache_terms(quantity, empty_run, one_token, element_bits, one_eighth)
 
     def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with every symbol but S replaced by its value.
@@ -321,13 +323,13 @@ class Formulas:
                 layer_terms.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
             else:
                 other_terms.append(term)
-        by_repeat: dict[Any, list[Any]] = {}
+        terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeats in layer_terms.items():
             depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
-            by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
+            terms_by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
                 layer_term
             )
-        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
+        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()]
         return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
     def _in_units_of_hidden(self, expression: Any) -> Any:
@@ -354,9 +356,9 @@ class Formulas:
                 )
                 term = term / base**exp * changed_terms if field in lengths else term
             total += term
-        coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
-        readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
-        return self._combine_by_power(total) if readable and total != expanded_sum else None
+        coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total)]
+        is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
+        return self._combine_by_power(total) if is_readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
@@ -364,17 +366,17 @@ class Formulas:
 
         value = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
-        def of(fields: frozenset[str]) -> list[Any]:
+        def symbols_of(fields: frozenset[str]) -> list[Any]:
             return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value[denominator]) * denominator
 
-        hidden_widths, heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
+        hidden_widths, heads, sizes = symbols_of(frozenset({"hidden_size"})), symbols_of(HEADS), symbols_of(HEAD_SIZES)
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
-        pairs = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
+        pairs = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
         if len(sizes) == 1:
             pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
         elif not sizes and len(heads) == 2:
@@ -386,9 +388,12 @@ class Formulas:
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
-            terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in depth_kinds]
+            terms = [
+                {term / depth_kind for term in sympy.Add.make_args(total) if term.has(depth_kind)}
+                for depth_kind in depth_kinds
+            ]
             for shared_factor in set.intersection(*terms) if terms else set():
-                total = total - sum(shared_factor * k for k in depth_kinds) + shared_factor * depth
+                total = total - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
         return total
 
 
@@ -462,7 +467,7 @@ def _build_node(
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into a part with a new name."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters")
+        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
     )
     positions = tuple(i for part in parts for i in part.at)
     path = f"{parent.path}.{name}" if parent.path else name

@@ -77,7 +77,7 @@ class Block:
         self.ends: int = 0
 
     @property
-    def at(self) -> Location:
+    def location(self) -> Location:
         """The first node that saves the block; if none does, the node that created it."""
         return self.keepers[0] if self.keepers else self.creator
 
@@ -117,9 +117,9 @@ class PlacedEager(Eager):
 
     @property
     def place(self) -> Any:
-        return self.at(self.frames[1:])
+        return self.location(self.frames[1:])
 
-    def at(self, frames: Sequence[Frame]) -> Location:
+    def location(self, frames: Sequence[Frame]) -> Location:
         """Returns the node of the model that is running in the innermost frame."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.takes is not None]
@@ -132,14 +132,14 @@ class PlacedEager(Eager):
 
     def step(self, step: Step) -> None:
         meter = self.graph.meter
-        outer_place, step_place = meter.place, self.at(self.frames[1:])
+        outer_place, step_place = meter.place, self.location(self.frames[1:])
         meter.place = step_place._replace(path=(*step_place.path, _name_and_label(step))) if step.name else step_place
         super().step(step)
         meter.place = outer_place
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         meter = self.graph.meter
-        outer_place, meter.place = meter.place, self.at([*self.frames[1:], frame])
+        outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
         out = super().layer(frame, x)
         meter.place = outer_place
         for block in {id(t.storage.block): t.storage.block for t in _tensors(self.memo.values())}.values():

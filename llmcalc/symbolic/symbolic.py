@@ -254,13 +254,15 @@ def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     update: dict[str, Any] = {
         stack_name: _stack_with_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
-    model_changes = _symbol_changes(spec, "", "", "", size_replacer, leave=frozenset(update))
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, kept_fields=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
 
 
 def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _symbol_changes(stack, stack_name, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
+    update = _symbol_changes(
+        stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
+    )
 
     def lettered(name: str, block: Layer) -> Part:
         return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
@@ -275,12 +277,17 @@ def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_
 
 
 def _symbol_changes(
-    part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
+    part: Part,
+    stack_name: str,
+    layer: str,
+    name: str,
+    size_replacer: SizeReplacer,
+    kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
         value, letter = getattr(part, field), letter_of(field_info)
-        if field in leave:
+        if field in kept_fields:
             continue
         if isinstance(value, Part):
             changes[field] = _part_with_symbols(value, stack_name, layer, field, size_replacer)
@@ -299,15 +306,15 @@ def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 
 def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
-    provisional: dict[SizeOccurrence, Any] = {}
+    placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
     def pick(occurrence: SizeOccurrence) -> Any:
-        return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
+        return placeholder_symbols.setdefault(occurrence, _symbol(f"x{len(placeholder_symbols)}"))
 
     free_symbols = {
         s for node_position in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(node_position.node.op)
     }
-    return [occurrence for occurrence, symbol in provisional.items() if symbol in free_symbols]
+    return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -364,14 +371,14 @@ def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str
     """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
-        with_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in with_letter)):
+        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            with_field = [occurrence for occurrence in with_letter if occurrence.field == field]
-            subscripts = _subscripts(with_field)
+            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+            subscripts = _subscripts(occurrences_of_field)
             names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
-                for occurrence in with_field
+                for occurrence in occurrences_of_field
             }
     return names
 
@@ -401,7 +408,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(
-            {(d, occurrence.value) for occurrence, d in described_symbols.items()}
+            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))

@@ -6,7 +6,7 @@ The functions that answer a question (of scalars, or of arrays with an element p
     stack.find_stack(name) -> Stack                     stack.stack_names() lists them
     price.Formats(dtype="bf16", weight_bits=16, cache_bits=16)
         dtype: bf16, fp8, fp4, int8, or quantized (weights that a kernel decodes to 16 bits: AWQ, GGUF)
-    step.StepPlan.of(layout, micro_batch, micro_batches, seq, dtype="bf16", recompute=0.0, recompute_core=False)
+    step.StepPlan.from_layout(layout, micro_batch, micro_batches, seq, dtype="bf16", recompute=0.0)
     step.training_step(spec, device, stack, plan) -> Step
         .seconds, .parts {work, bubble, data, update}, .priced
     inference.prefill(spec, device, stack, batch, seq, cached_tokens=0, chunk=None, layout=ONE_DEVICE,

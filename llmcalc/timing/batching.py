@@ -154,8 +154,8 @@ class Replica:
         Sequences that pad a batch have no cache to read.
         """
         batch, context = _int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
-        padded = next((size for size in self.graph_batches if size >= batch), batch)
-        return self.step(padded, context if padded == batch else max(1, round(context * batch / padded)))
+        graph_batch = next((size for size in self.graph_batches if size >= batch), batch)
+        return self.step(graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch)))
 
     def step(self, batch: float, cached_tokens: float) -> InferencePass:
         """Returns the time of a batch's decoding step, with the draft's passes.
@@ -189,7 +189,7 @@ class Replica:
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
+        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
@@ -197,7 +197,7 @@ class Replica:
         """
         layout, formats = self.layout, self.formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached, chunk, layout, formats, server
+            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats, server
         )
         if self.speculation is None:
             return timed_pass
@@ -240,8 +240,8 @@ class Replica:
         if not other_requests:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        seconds_beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
-        saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
+        token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        saved_seconds = token - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
@@ -250,13 +250,16 @@ class Replica:
             return max(0.0, seconds) / prompts / self.batches
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
-        longer, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
-        prompt = self.prompt_seconds + steps * seconds_beside
-        wait = max(other_requests * longer * prompt / (prompt + further_steps * token), (prompts_per_step - 1) * longer)
-        tpot = (token + (other_requests * longer - wait) / further_steps) / self.tokens_per_step
-        in_one_step = min(self.most_prompts, concurrency)
-        in_burst = max(wait, (other_requests + in_one_step - 1) / 2 * extra_seconds(in_one_step))
-        return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
+        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
+        prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
+        prompt_wait = max(
+            other_requests * added_seconds * prompt / (prompt + further_steps * token),
+            (prompts_per_step - 1) * added_seconds,
+        )
+        tpot = (token + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
+        prompts_in_step = min(self.most_prompts, concurrency)
+        burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
+        return ServedLoad(concurrency, self.requests.output, prompt + prompt_wait, tpot, prompt + burst_wait)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:

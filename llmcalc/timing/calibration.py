@@ -101,17 +101,17 @@ class Linear:
         """Returns the logarithm of estimated over measured seconds, for each run."""
         compute, memory, network, wait = factors
         return [
-            math.log((compute * a + memory * b + network * c + wait * d) / seconds)
-            for (a, b, c, d), seconds in zip(self.parts, self.measured, strict=True)
+            math.log((compute * work + memory * bubble + network * data + wait * update) / seconds)
+            for (work, bubble, data, update), seconds in zip(self.parts, self.measured, strict=True)
         ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
         """Returns the mean error, plus a penalty for factors that differ from each other."""
-        middle = sum(logarithms) / len(logarithms)
-        spread = sum((value - middle) ** 2 for value in logarithms)
+        mean_logarithm = sum(logarithms) / len(logarithms)
+        spread = sum((value - mean_logarithm) ** 2 for value in logarithms)
         run_count = len(self.measured)
         errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / run_count
-        return errors + stiffness * spread / run_count + ANCHOR * middle**2 / run_count
+        return errors + stiffness * spread / run_count + ANCHOR * mean_logarithm**2 / run_count
 
 
 STEP = 1.1
@@ -151,10 +151,10 @@ def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
-            range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
             logarithms[i] = _golden_section_minimum(
                 lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
-                *range_near,
+                *nearby_range,
             )
     return Factors(*map(math.exp, logarithms))
 
@@ -193,7 +193,7 @@ class Errors:
     best_of_three: float | None
 
     @classmethod
-    def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         errors = sorted(
             abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
@@ -267,7 +267,11 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     estimates_before = [measured_run.pricer(UNCHANGED) for measured_run in runs]
     estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
     left_out = [measured_run.seconds * math.exp(value) for measured_run, value in zip(runs, logarithms, strict=True)]
-    errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    errors = (
+        Errors.from_runs(runs, estimates_before),
+        Errors.from_runs(runs, estimates_after),
+        Errors.from_runs(runs, left_out),
+    )
     absolute_errors = [
         abs(math.log(estimate / measured_run.seconds))
         for measured_run, estimate in zip(runs, estimates_before, strict=True)
@@ -279,7 +283,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
         estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
         left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
-        errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+        errors = errors[0], Errors.from_runs(runs, estimates_after), Errors.from_runs(runs, left_out)
     return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 

@@ -89,25 +89,25 @@ class Device:
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
-    def depth_factor(self, dtype: str, inner: Number) -> Number:
+    def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
 
-        inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
+        inner_size: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
         half_rate_depth = self.generation.depth[self.format_of(dtype)]
-        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner)) / (1 + half_rate_depth / DEEP))
+        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
-    def aligned_share(self, *sizes: Number) -> float:
+    def unaligned_rate_share(self, *sizes: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
 
         sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
         whole_sizes = [length for length in sizes if isinstance(length, int)]
-        odd_share, even_share = self.generation.unaligned
+        share_if_odd, share_if_even = self.generation.unaligned
         return (
-            odd_share
+            share_if_odd
             if any(length % 2 for length in whole_sizes)
-            else even_share
+            else share_if_even
             if any(length % 8 for length in whole_sizes)
             else 1.0
         )
@@ -157,24 +157,30 @@ class Device:
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
         """
-        inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
-        near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
-        domains = maximum(1, ranks / inside)
+        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
+        link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
+        domains = maximum(1, ranks / ranks_in_domain)
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if collective == "all_to_all":
-            near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
+            link_time, network_time = (
+                (ranks_in_domain - 1) / ranks * bytes / link_rate,
+                (1 - ranks_in_domain / ranks) * bytes / network_rate,
+            )
         elif collective == "send":
-            near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+            link_time, network_time = (
+                bytes / link_rate * (ranks_in_domain > 1),
+                bytes / network_rate * (ranks_in_domain <= 1),
+            )
         elif collective == "all_reduce":
-            near_time = 2 * (inside - 1) / inside * bytes / near_rate
-            far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
+            link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
-            near_time = (inside - 1) / inside * bytes / near_rate
-            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
+            link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
+            ring = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near_time))
-        seconds = choose(domains > 1, messages * trees + maximum(near_time, far_time), near_seconds + near_time)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + link_time))
+        seconds = choose(domains > 1, messages * trees + maximum(link_time, network_time), near_seconds + link_time)
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
@@ -183,10 +189,10 @@ class Device:
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / efficiency + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
-            for efficiency, near_step, far_step in self.generation.ring_protocols
+            seconds / efficiency + messages * ((ranks - domains) * link_step + (domains - 1) * network_step)
+            for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
-        return _least(ring_times)
+        return _elementwise_minimum(ring_times)
 
     def scan_seconds(self, flops: Number) -> Number:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
@@ -198,7 +204,7 @@ class Device:
         return bytes / rate + self.latency
 
 
-def _least(values: Sequence[Number]) -> Number:
+def _elementwise_minimum(values: Sequence[Number]) -> Number:
     """Returns the least of several numbers, elementwise for arrays."""
     least_value = values[0]
     for value in values[1:]:
@@ -220,7 +226,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     if "bf16" not in peaks:
         hardware.peak("bfloat16")
     peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
-    generation = generation_of(hardware)
+    generation = accelerator_generation(hardware)
     link = hardware.interconnect
     rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
@@ -241,20 +247,20 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     )
 
 
-def generation_of(hardware: Hardware) -> Generation:
+def accelerator_generation(hardware: Hardware) -> Generation:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
-    all_generations = generations().values()
+    known_generations = generations().values()
     capability = hardware.compute_capability or ""
-    for generation in all_generations:
+    for generation in known_generations:
         if hardware.name in generation.accelerators:
             return generation
-    for generation in all_generations:
+    for generation in known_generations:
         if any(
             capability == known_capability or capability.startswith(f"{known_capability}.")
             for known_capability in generation.capabilities
         ):
             return generation
-    for generation in all_generations:
+    for generation in known_generations:
         if hardware.vendor in generation.vendors:
             return generation
     return generations()["default"]

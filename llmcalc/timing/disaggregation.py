@@ -47,8 +47,8 @@ class Disaggregated:
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
         """
-        alone = cls(replica, 1, 1)
-        prompts_per_decoder = alone._decoded_per_second(sequences) * alone.busy_seconds
+        single_pair = cls(replica, 1, 1)
+        prompts_per_decoder = single_pair._decoded_per_second(sequences) * single_pair.busy_seconds
         if replicas is not None:
             groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
@@ -56,9 +56,9 @@ class Disaggregated:
             groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts]
             groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
-        enough = 0.9 if replicas is None else 1.0
-        good = [group for group, rate in zip(groups, rates, strict=True) if rate >= enough * max(rates)]
-        return min(good, key=lambda group: group.prefill + group.decode)
+        least_share = 0.9 if replicas is None else 1.0
+        best_groups = [group for group, rate in zip(groups, rates, strict=True) if rate >= least_share * max(rates)]
+        return min(best_groups, key=lambda group: group.prefill + group.decode)
 
     @property
     def replicas(self) -> int:
@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a replica's time that one prompt takes, in steps that are full of prompts."""
+        """The seconds of a replica per prompt, in steps full of prompts."""
         replica = self.replica
         return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
 
@@ -105,13 +105,13 @@ class Disaggregated:
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency of the whole group. Raises `InputError` for less than one request."""
-        output, first = self.replica.requests.output, self.first_token_seconds
+        output, first_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
         for _ in range(ROUNDS):
-            rate = min(concurrency / (first + (output - 1) * tpot), self.prefill / self.busy_seconds)
+            rate = min(concurrency / (first_seconds + (output - 1) * tpot), self.prefill / self.busy_seconds)
             tpot = self.token_seconds(max(1.0, rate * (output - 1) * tpot / self.decode))
-        waiting = max(0.0, concurrency / rate - first - (output - 1) * tpot)
-        burst = first + max(waiting, (concurrency / self.prefill - 1) / 2 * self.busy_seconds)
-        return ServedLoad(concurrency, output, first + waiting, tpot, burst)
+        waiting = max(0.0, concurrency / rate - first_seconds - (output - 1) * tpot)
+        burst_seconds = first_seconds + max(waiting, (concurrency / self.prefill - 1) / 2 * self.busy_seconds)
+        return ServedLoad(concurrency, output, first_seconds + waiting, tpot, burst_seconds)

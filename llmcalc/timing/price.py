@@ -188,18 +188,18 @@ class PassTime:
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
-        by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
-        efficiency = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
 
-    def _depth_factor(self, dtype: str, inner: Number) -> Number:
+    def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
 
-        inner: the size of the axis that it sums over.
+        inner_size: the size of the axis that it sums over.
         """
-        return self.device.depth_factor(self._units_format(dtype), inner)
+        return self.device.depth_factor(self._units_format(dtype), inner_size)
 
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
@@ -219,8 +219,8 @@ class PassTime:
             kernel
         )
         launched_directions: set[bool] = set()
-        in_graph = not (self.trains or self.stack.host_kernel)
-        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if in_graph else kernel.launches
+        is_in_graph = not (self.trains or self.stack.host_kernel)
+        launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
@@ -249,8 +249,8 @@ class PassTime:
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
-            rate *= device.aligned_share(kernel.n, kernel.k)
-        cast = CAST_BYTES.get(dtype, 0.0)
+            rate *= device.unaligned_rate_share(kernel.n, kernel.k)
+        cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
@@ -258,14 +258,14 @@ class PassTime:
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
             device.memory_seconds(element * (weight + m * k) + output * m * n),
         )
-        of_input, of_gradient = self._separate_casts(kernel)
-        if cast and of_input:
-            yield False, 0.0, device.memory_seconds(cast * m * k)
+        casts_input, casts_gradient = self._separate_casts(kernel)
+        if cast_bytes and casts_input:
+            yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
-            if cast and of_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
+            if cast_bytes and casts_gradient:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
@@ -289,7 +289,7 @@ class PassTime:
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
-        """How much longer the products of experts take on the busiest rank than with even loads."""
+        """The time of expert products on the busiest rank over the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
@@ -302,8 +302,8 @@ class PassTime:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        in_16_bits = kernel.in_16_bits and self.formats.dtype != QUANTIZED
-        bits = max(16.0, self.formats.weight_bits) if in_16_bits else self.formats.weight_bits
+        is_16_bit = kernel.in_16_bits and self.formats.dtype != QUANTIZED
+        bits = max(16.0, self.formats.weight_bits) if is_16_bit else self.formats.weight_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
@@ -369,9 +369,9 @@ class PassTime:
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for backward in (False, True):
-            bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
+            bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

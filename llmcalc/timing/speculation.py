@@ -60,12 +60,12 @@ class Speculation:
             return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
-        with_modules, without = (
+        seconds_with_modules, seconds_without = (
             rank_pass(stack, layout, batch, 1, cached_tokens, "decode", include) for include in (WITH_MTP, WITHOUT_MTP)
         )
         seconds = [
             float(forward_pass(spec, device, stack, timed_pass, formats).parts["kernels"])
-            for timed_pass in (with_modules, without)
+            for timed_pass in (seconds_with_modules, seconds_without)
         ]
         return self.tokens * (seconds[0] - seconds[1])
 

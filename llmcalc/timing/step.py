@@ -76,7 +76,7 @@ class StepPlan:
     adapters: Adapters | None = None
 
     @classmethod
-    def of(
+    def from_layout(
         cls,
         layout: Layout,
         micro_batch: int,
@@ -179,7 +179,7 @@ class LayerCosts(NamedTuple):
     end_params: Number
     adapters: list[Number]
 
-    def at(self, index: Any) -> LayerCosts:
+    def selected(self, index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
         def pick(value: Number) -> Number:
@@ -213,11 +213,11 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
 
     forward = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
-    recomputed = plan.recompute_core, plan.recompute_nodes
-    if any(recomputed):
+    recompute_costs = plan.recompute_core, plan.recompute_nodes
+    if any(recompute_costs):
         check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
-            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed) for layer in layers
+            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recompute_costs) for layer in layers
         ]
     return LayerCosts(
         tuple(work.layer_kinds),
@@ -386,21 +386,21 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     first one.
     """
     replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
-    gathers: Number = 0.0
+    gather_count: Number = 0.0
     reductions: Number = 0.0
     updated_params: Number = 0.0
     trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
     for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
         message_sizes = parameters, group_trained, ranks.layers
         messages, shards = _group_messages(plan, device, stack, group_ranks, *message_sizes)
-        gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
+        gather_count, reductions = gather_count + messages.gathers, reductions + messages.reductions
         updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed_seconds(gathers + reductions, work, stack.hidden_share("dp")), updated_params
+        return _exposed_seconds(gather_count + reductions, work, stack.hidden_share("dp")), updated_params
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed_seconds = _exposed_seconds(gathers, forward, stack.hidden_share("weights"))
+    exposed_seconds = _exposed_seconds(gather_count, forward, stack.hidden_share("weights"))
     return exposed_seconds + _exposed_seconds(reductions, backward, stack.hidden_share("dp")), updated_params
 
 
@@ -483,13 +483,13 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
     seconds = numpy.empty(len(columns["tp"]))
     for tp in numpy.unique(columns["tp"]):
         is_this_size = columns["tp"] == tp
-        some = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
-        base = replace(plan, tp=int(tp), **some)
-        priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
-        distinct_sizes, size_index = _distinct_rows([some[name] for name in priced_names])
+        sizes_of_runs = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
+        base = replace(plan, tp=int(tp), **sizes_of_runs)
+        priced_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
         timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(timed_pass, stack, plan).at(size_index)
+        costs = layer_costs(timed_pass, stack, plan).selected(size_index)
         seconds[is_this_size] = _step_seconds(
             spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
         ).seconds
@@ -505,7 +505,7 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
-        ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        ranks = pipeline_ranks(costs.selected(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for row, value in zip(sums, ranks[: len(sums)], strict=True):
             row[positions] = value
     return PipelineRanks(*sums)

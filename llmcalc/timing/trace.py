@@ -37,7 +37,7 @@ class StepBudget:
 
     remaining: int = MOST_STEPS
 
-    def spend(self) -> None:
+    def spend_step(self) -> None:
         """Spends a step. Raises `InputError` if none is left."""
         self.remaining -= 1
         if self.remaining < 0:
@@ -89,7 +89,7 @@ class StepSeconds:
     tokens: float = 1.0
 
     @classmethod
-    def of(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+    def tabulated(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
         """Tabulates the seconds of a replica's steps.
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
@@ -188,7 +188,7 @@ class Batch:
         first_token_times: dict[int, float] = {}
         ends: dict[int, float] = {}
         while len(ends) < len(requests):
-            budget.spend()
+            budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
                 length = request.input + request.output
@@ -217,7 +217,7 @@ class Batch:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
             elif sequence_count:
-                alike = self._alike_steps(
+                equal_steps = self._alike_steps(
                     requests,
                     next_request,
                     time_now,
@@ -227,9 +227,14 @@ class Batch:
                     reserved_tokens,
                 )
                 time_now += (
-                    alike * self.scale * self.steps.token(sequence_count, context + alike * self.steps.tokens / 2)
+                    equal_steps
+                    * self.scale
+                    * self.steps.token(sequence_count, context + equal_steps * self.steps.tokens / 2)
                 )
-                steps_done, context_sum = steps_done + alike, context_sum + alike * sequence_count * self.steps.tokens
+                steps_done, context_sum = (
+                    steps_done + equal_steps,
+                    context_sum + equal_steps * sequence_count * self.steps.tokens,
+                )
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:

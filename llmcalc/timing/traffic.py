@@ -21,8 +21,10 @@ class Traffic:
     bytes: float
     seconds: float
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.flops + other.flops, self.bytes + other.bytes, self.seconds + other.seconds)
+    def __add__(self, other_traffic: Traffic) -> Traffic:
+        return Traffic(
+            self.flops + other_traffic.flops, self.bytes + other_traffic.bytes, self.seconds + other_traffic.seconds
+        )
 
     @property
     def intensity(self) -> float:
@@ -42,7 +44,7 @@ def traffic(work: RankWork, time_estimator: PassTime) -> Iterator[tuple[str, Tra
     """
     generation = time_estimator.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
     device = replace(time_estimator.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
-    lossless = replace(
+    lossless_link = replace(
         time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
     )
     for kernel in work.kernels:
@@ -54,7 +56,7 @@ def traffic(work: RankWork, time_estimator: PassTime) -> Iterator[tuple[str, Tra
         if kernel.kind == "attention":
             bytes = attention_bytes(kernel, time_estimator)
         else:
-            bytes = sum(float(line.memory) for line in lossless.kernel_lines(kernel))
+            bytes = sum(float(line.memory) for line in lossless_link.kernel_lines(kernel))
         yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
 
 

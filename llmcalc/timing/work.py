@@ -487,8 +487,8 @@ class WorkRecorder(Placements):
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
-        moves_all = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
-        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_all else 1)
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
+        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -507,8 +507,8 @@ class WorkRecorder(Placements):
         flops = 2 * rows * y.width * x.width
         has_bias = step.op is not None and "params" in step.op.effects and step.op.params() > y.width * x.width
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
-        constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
-        gradient_flops = 0 if x.fixed else 2 * (rows - constant) * y.width * x.width
+        constant_rows = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
+        gradient_flops = 0 if x.fixed else 2 * (rows - constant_rows) * y.width * x.width
         name = self.where.rpartition(".")[2]
         frozen = self.rank_pass.adapters is not None
         self._add_kernel(
@@ -528,9 +528,17 @@ class WorkRecorder(Placements):
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
         """Adds an adapter's two products, x·Aᵀ·Bᵀ, and the casts and sums around them, of its input and its output."""
-        for n, k in ((rank, width), (outputs, rank)):
-            flops = 2 * rows * n * k
-            self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
+        for outputs_of_product, inputs_of_product in ((rank, width), (outputs, rank)):
+            flops = 2 * rows * outputs_of_product * inputs_of_product
+            self._add_kernel(
+                "product",
+                "adapter",
+                m=rows,
+                n=outputs_of_product,
+                k=inputs_of_product,
+                weight_elements=outputs_of_product * inputs_of_product,
+                flops=(flops, 2 * flops),
+            )
         self._add_kernel("adapter", "adapter", m=rows, n=outputs, k=width, launches=(0, 0))
         adapter_params = rank * (width + outputs) * self._times()
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
@@ -642,30 +650,30 @@ class WorkRecorder(Placements):
         group, self.group = self.group, []
         outputs = {id(self._storage(value)) for step in group for value in step.outs}
         inner_readers: dict[int, int] = {}
-        reads: dict[int, Value] = {}
+        read_values: dict[int, Value] = {}
         writes: dict[int, Value] = {}
         for step in group:
             for value in step.ins:
                 storage = id(self._storage(value))
                 inner_readers[storage] = inner_readers.get(storage, 0) + 1
                 if storage not in outputs:
-                    reads[storage] = value
+                    read_values[storage] = value
         for step in group:
             for value in step.outs:
                 storage = id(self._storage(value))
                 if self.readers.get(storage, 0) > inner_readers.get(storage, 0):
                     writes[storage] = value
-        read_elements = sum(map(self._elements, reads.values()))
+        read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, writes.values()))
-        read_again = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
+        reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        first = group[0]
-        is_one_kernel = first.verb == "norm" and first.options["spec"].type == "layernorm"
-        verb = "layernorm" if is_one_kernel else first.verb
-        if verb == "act" and first.options.get("kind") == "gelu_new":
+        first_step = group[0]
+        is_one_kernel = first_step.verb == "norm" and first_step.options["spec"].type == "layernorm"
+        verb = "layernorm" if is_one_kernel else first_step.verb
+        if verb == "act" and first_step.options.get("kind") == "gelu_new":
             verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
-        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1))
+        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + reread_elements), launches=(1, 1))
         self.where, self.repeats = path, repeats
 
 

@@ -118,21 +118,25 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
     remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
         remaining = match_tensors(unmatched_tensors, remaining, result)
-    by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
+    tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
-        by_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(expected_tensor)
+        tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
+            expected_tensor
+        )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining:
         name_words = set(tensor.name.split("."))
-        with_same_word = (
+        tensors_with_last_word = (
             expected_tensor
             for name_word in name_words
-            for expected_tensor in by_word.get((name_word, len(shape)), ())[:1]
+            for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
-        closest_tensor = min(with_same_word, key=lambda expected_tensor: position[id(expected_tensor)], default=None)
+        closest_tensor = min(
+            tensors_with_last_word, key=lambda expected_tensor: position[id(expected_tensor)], default=None
+        )
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
-            by_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
+            tensors_by_last_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
             result.misshapen.append((closest_tensor, tensor))
         else:
             result.extra.append(tensor)
@@ -146,20 +150,20 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
-    by_shape: dict[Shape, list[Expected]] = defaultdict(list)
+    tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
-        by_shape[expected_tensor.shape].append(expected_tensor)
+        tensors_by_shape[expected_tensor.shape].append(expected_tensor)
     for is_transposed in (False, True):
-        for by_name in (True, False):
+        for requires_equal_name in (True, False):
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining:
-                candidates = by_shape.get(shape if not is_transposed else _transposed_shape(shape))
+                candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
                 partner = (
                     next(
                         (
                             expected_tensor
                             for expected_tensor in candidates
-                            if not by_name or _same_name(expected_tensor.node, tensor.name)
+                            if not requires_equal_name or _same_name(expected_tensor.node, tensor.name)
                         ),
                         None,
                     )
@@ -170,7 +174,7 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
                     unmatched_tensors.append((tensor, shape))
                 else:
                     expected_tensors.remove(partner)
-                    by_shape[partner.shape].remove(partner)
+                    tensors_by_shape[partner.shape].remove(partner)
                     result.matched += 1
             remaining = unmatched_tensors
     return remaining
@@ -232,7 +236,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 
 
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns, by fused shape, the first tensors of a parent whose concatenation (or its transpose) has that shape."""
+    """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
     for group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
@@ -249,13 +253,13 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
 
 
 def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
-    by_parent: dict[str, list[Expected]] = defaultdict(list)
+    tensors_by_parent: dict[str, list[Expected]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
-            by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
+            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
                 expected_tensor
             )  # vectors are only compared by size
-    for members in by_parent.values():
+    for members in tensors_by_parent.values():
         for group_size in (2, 3, 4):
             yield from combinations(members[:8], group_size)
 
@@ -295,7 +299,7 @@ def _match_across_layers(result: Match) -> None:
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
-    still_missing: list[Expected] = []
+    unmatched_tensors: list[Expected] = []
     used_indices: set[int] = set()
     for expected_tensor in result.missing:
         tensor_stack = _stack_in_name(expected_tensor.node)
@@ -307,11 +311,11 @@ def _match_across_layers(result: Match) -> None:
                     indices.popleft()
                 candidates += [indices[0]] if indices else []
         if not candidates:
-            still_missing.append(expected_tensor)
+            unmatched_tensors.append(expected_tensor)
             continue
         used_indices.add(min(candidates))
         result.matched += 1
-    result.missing = still_missing
+    result.missing = unmatched_tensors
     result.extra = [tensor for i, tensor in enumerate(result.extra) if i not in used_indices]
 
 

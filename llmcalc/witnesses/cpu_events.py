@@ -123,12 +123,12 @@ class CpuEvents:
 
         counts: whether a block counts; default blocks that the simulator counts.
         """
-        live_now, after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for sign, block, phase in self.moments:
             live_now += sign * block.size * counts(block)
             peaks[phase] = max(peaks[phase], live_now)
-            after_forward = live_now if phase == FORWARD else after_forward
-        return PassBytes(after_forward, peaks[FORWARD], max(peaks[BACKWARD], after_forward))
+            bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
+        return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
 
 
 def read_events(profile: Any) -> CpuEvents:
@@ -155,8 +155,8 @@ def read_events(profile: Any) -> CpuEvents:
             blocks[pointer] = block, kernel
             events.moments.append(Moment(1, block, phase))
         elif pointer in blocks:
-            block, maker = blocks.pop(pointer)
-            block.scratch = maker is not None and kernel is not None and maker.id == kernel.id
+            block, operation_name = blocks.pop(pointer)
+            block.scratch = operation_name is not None and kernel is not None and operation_name.id == kernel.id
             events.moments.append(Moment(-1, block, phase))
     return events
 

@@ -41,13 +41,20 @@ def _sizes_below(part: Part) -> Iterator[tuple[str, int]]:
 
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
-    absolute = abs(difference)
-    equal_names = [name for name, value in model_sizes if value == absolute]
+    absolute_difference = abs(difference)
+    equal_names = [name for name, value in model_sizes if value == absolute_difference]
     large_sizes = [(name, value) for name, value in model_sizes if value >= LEAST]
     multiples = [
-        f"{k} × {name}" for name, value in large_sizes for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute
+        f"{multiple} × {name}"
+        for name, value in large_sizes
+        for multiple in range(2, MOST_MULTIPLE + 1)
+        if multiple * value == absolute_difference
     ]
-    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large_sizes, 2) if m * n == absolute]
+    products = [
+        f"{first_name} × {second_name}"
+        for (first_name, first_size), (second_name, second_size) in combinations_with_replacement(large_sizes, 2)
+        if first_size * second_size == absolute_difference
+    ]
     explanations = list(dict.fromkeys(equal_names or multiples or products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""

@@ -104,9 +104,9 @@ def loss_or_output(
     include: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
-    with_mtp = MTP.name in include
-    outputs = module(ids, source_input, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
-    out, logits_ahead = outputs if with_mtp else (outputs, [])
+    has_mtp = MTP.name in include
+    outputs = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    out, logits_ahead = outputs if has_mtp else (outputs, [])
     del outputs
     return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out
 
@@ -160,12 +160,12 @@ class TrainingLoop:
         source = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
 
-    def step(self, on_phase: PhaseCallback) -> None:
-        """Runs one step. on_phase: called after `forward` and `backward` of every micro-batch, and after `step`."""
+    def step(self, phase_callback: PhaseCallback) -> None:
+        """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
         for _ in range(self.training.microbatches):
-            self.micro_batch(on_phase)
+            self.micro_batch(phase_callback)
         self._update()
-        on_phase("step", None)
+        phase_callback("step", None)
 
     def micro_batch(self, on_phase: PhaseCallback) -> None:
         """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
@@ -195,15 +195,15 @@ class TrainingLoop:
 
     def _update(self) -> None:
         if self.training.master:
-            for copy, weight in zip(self.updated, self.weights, strict=True):
-                copy.grad = None if weight.grad is None else weight.grad.float()
+            for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+                updated_copy.grad = None if weight.grad is None else weight.grad.float()
         for torch_optimizer in self.optimizers:
             torch_optimizer.step()
         if self.training.master:
             with torch.no_grad():
-                for copy, weight in zip(self.updated, self.weights, strict=True):
-                    copy.grad = None
-                    weight.copy_(copy)
+                for updated_copy, weight in zip(self.updated, self.weights, strict=True):
+                    updated_copy.grad = None
+                    weight.copy_(updated_copy)
         self.module.zero_grad(set_to_none=not self.training.keeps_gradients)
 
 

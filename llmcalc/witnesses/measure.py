@@ -93,8 +93,8 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
     out: dict[str, int] = {}
-    for name, by_op in counter.get_flop_counts().items():
-        total = sum(by_op.values())
+    for name, flops_by_operation in counter.get_flop_counts().items():
+        total = sum(flops_by_operation.values())
         if name == "Global":
             out[""] = total
         elif name.startswith(root + "."):
@@ -162,7 +162,9 @@ class BackwardOwners:
         from torch.utils._pytree import tree_leaves
 
         pending_nodes = [
-            v.grad_fn for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.grad_fn is not None
+            value.grad_fn
+            for value in tree_leaves(values)
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None
         ]
         while pending_nodes:
             node = pending_nodes.pop()
@@ -177,13 +179,13 @@ class BackwardOwners:
         self._assign_owner(outputs, "")
         loss: Any = sum(out.float().sum() for out in outputs)
         flops_by_owner: dict[str, int] = {}
-        running, bytes_before = "", total()
+        running_path, bytes_before = "", total()
 
         def settle(next_path: str) -> None:
-            nonlocal running, bytes_before
+            nonlocal running_path, bytes_before
             current_bytes = total()
-            flops_by_owner[running] = flops_by_owner.get(running, 0) + current_bytes - bytes_before
-            running, bytes_before = next_path, current_bytes
+            flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
+            running_path, bytes_before = next_path, current_bytes
 
         for node, path in self.owner.items():
             node.register_prehook(lambda _, path=path: settle(path))

@@ -59,7 +59,7 @@ def measure_config(path: Path) -> tuple[str, Measured]:
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(path, model_type, "auto_map" in config_file)
     try:
-        module = build(config, to_run=False)
+        module = build(config, is_to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config

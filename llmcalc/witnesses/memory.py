@@ -129,13 +129,13 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     if reason:
         comparison.left_out[SUMS] = reason
         return
-    training, smaller = (
+    training, smaller_spec = (
         configured_run(spec, short_settings),
         spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
     )
     assert isinstance(training, Training)
     training = replace(training, master=False)  # the passes read no master weights
-    for model in (spec, smaller):
+    for model in (spec, smaller_spec):
         simulated_bytes = simulate_event_passes(model, training)
         byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
         if byte_count <= LARGEST_REAL:
@@ -261,8 +261,8 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
-    of_library = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
-    yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
+    is_library_loss = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
+    yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
     yield True, ""
 
@@ -350,11 +350,11 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
     set_up, steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
-        live, saved_bytes = 0, None
+        live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
             run.next_batch()
             loss = run.forward()
-            live = meter.now
+            live_bytes = meter.now
             saved_bytes = _saved_bytes(run, loss)
             run.backward(loss)
             del loss
@@ -364,7 +364,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
             phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
-        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved_bytes))
+        steps.append(StepBytes(**peaks, after=meter.now, live=live_bytes, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 
@@ -385,21 +385,21 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     meter.peaks = {}
     run.next_batch()
     loss = run.forward()
-    live = meter.now - bytes_before
+    live_bytes = meter.now - bytes_before
     run.backward(loss)
     peaks = {
         phase: max(peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase) - bytes_before
         for phase in ("forward", "backward")
     }
-    return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}
+    return _event_quantities(PassBytes(live_bytes, **peaks), sums) | {WEIGHTS: weights}
 
 
 def _input_tensors(run: TrainingRun) -> list[Any]:
     """Returns the input tensors of a batch, one per storage."""
-    by_storage = {
+    tensors_by_storage = {
         id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
     }
-    return list(by_storage.values())
+    return list(tensors_by_storage.values())
 
 
 def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
@@ -458,16 +458,16 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
         else StorageTracker(device=device)
     )
     peaks: dict[str, int] = {}
-    after_forward: dict[str, Any] = {}
+    results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in loop.outside}
-            after_forward["saved"] = (
+            results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )
-            after_forward["live"] = mode.now
+            results_after_forward["live"] = mode.now
 
     with ShapeCache(), mode:
         loop = TrainingLoop(spec, training, device)
@@ -479,7 +479,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
             peaks.clear()
             mode.peak = mode.now
             loop.step(record_phase)
-            steps.append(StepBytes(**peaks, after=mode.now, **after_forward))
+            steps.append(StepBytes(**peaks, after=mode.now, **results_after_forward))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 

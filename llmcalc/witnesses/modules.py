@@ -33,10 +33,10 @@ class NodeModules:
     less: tuple[str, ...] = ()
     share: int = 1
 
-    def measured(self, by_path: Mapping[str, int]) -> int:
+    def measured(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the measurement of the modules; −1 if it cannot be divided equally."""
-        module_total = sum(by_path.get(module, 0) for module in self.modules) - sum(
-            by_path.get(module, 0) for module in self.less
+        module_total = sum(counts_by_path.get(module, 0) for module in self.modules) - sum(
+            counts_by_path.get(module, 0) for module in self.less
         )
         return -1 if module_total % self.share else module_total // self.share
 
@@ -150,7 +150,7 @@ class _Search:
         return {}
 
     def _modules_of_lists(self, root: str, lists: str) -> list[str]:
-        """Returns the modules of a list, or of several consecutive lists."""
+        """Returns the modules of one or several consecutive `ModuleList`s."""
         patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
         return [module for part in patterns for module in self._matching_paths(_join_path(root, part))]
 
@@ -176,9 +176,9 @@ class _Search:
             yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child in node.children:
-                deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
+                deeper_names = (*(f"{key}.{child.name}" for key in keys), child.name)
                 yield from self._find_below_node(
-                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper
+                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper_names
                 )
 
     def _search_names(
@@ -246,7 +246,9 @@ def _join_path(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent and name else parent or name
 
 
-def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
+def nodes_called_once(
+    modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]
+) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that

@@ -24,7 +24,7 @@ from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, compare, nonzero
+from .checks import Check, Verdict, compare, without_zero_checks
 from .difference import sizes_of
 from .measure import buffers, cache_bytes_by_path, count_flops, module_names, parameters, pass_through, with_repeats
 from .speed import measure_forward
@@ -226,7 +226,7 @@ def _checks(
     def compare_with_model(
         quantity: str,
         cost: Cost,
-        measured: dict[str, int],
+        measured_counts: dict[str, int],
         workload: Workload | None = None,
         include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
@@ -234,14 +234,14 @@ def _checks(
             tree,
             quantity,
             lambda place: place.cost_per_repeat(cost, include),
-            measured,
+            measured_counts,
             names,
             witness,
             None if workload is None else RunConfig(workload),
             include,
         )
         if quantity != "parameters":
-            checks = nonzero(checks)
+            checks = without_zero_checks(checks)
         return checks
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
@@ -250,13 +250,13 @@ def _checks(
     pass_through(module, repeats)
 
     ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
-    with_mtp = spec.mtp is not None or spec.proposal is not None
+    has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
         if spec.pooler is not None:
             return list(module(ids, source_input, with_pooled=True))
-        out = module(ids, source_input, with_mtp=with_mtp)
-        logits, logits_ahead = out if with_mtp else (out, [])
+        out = module(ids, source_input, with_mtp=has_mtp)
+        logits, logits_ahead = out if has_mtp else (out, [])
         return [logits, *logits_ahead]
 
     forward, train = count_flops(module, whole, train=True)

@@ -132,21 +132,21 @@ def measure_passes(
     outside: Iterable[torch.Tensor],
     log: list[str] | None = None,
     device: str = "meta",
-    saves: bool = True,
-    follows: type[StorageTracker] = StorageTracker,
+    measures_saved: bool = True,
+    tracker_class: type[StorageTracker] = StorageTracker,
 ) -> PassMeasurement:
     """Measures the bytes of a forward pass and its backward pass. outside: storages of weights and inputs.
 
-    saves: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
-    follows: class of the dispatch mode.
+    measures_saved: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
+    tracker_class: class of the dispatch mode.
     """
     outside = list(outside)
     outside_storages = {t.untyped_storage()._cdata for t in outside}
-    mode = follows(outside, log is not None, device)
+    mode = tracker_class(outside, log is not None, device)
     with mode:
         out = run()
-        live, forward = mode.now, mode.peak
-        saved_size = saved_bytes(out, outside_storages, device) if saves else 0
+        live_bytes, forward = mode.now, mode.peak
+        saved_size = saved_bytes(out, outside_storages, device) if measures_saved else 0
         mode.peak = mode.now
         if mode.log is not None:
             mode.log.append("--- backward")
@@ -158,4 +158,4 @@ def measure_passes(
     bytes_after = mode.now
     for tensor in outside:
         tensor.grad = None
-    return PassMeasurement(saved_size, live, forward, backward, bytes_after)
+    return PassMeasurement(saved_size, live_bytes, forward, backward, bytes_after)

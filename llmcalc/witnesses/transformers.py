@@ -31,12 +31,12 @@ from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, nonzero
+from .checks import Check, Verdict, without_zero_checks
 from .deviations import additions_by_path, cost_in_class, total
 from .difference import sizes_of
 from .matching import compare_modules, coverage
 from .measure import count_flops, module_names, tensor_names, tensors
-from .modules import ModulesByNode, called_once, places, without_shared
+from .modules import ModulesByNode, nodes_called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
 
@@ -73,9 +73,9 @@ def verify_config(
         raise InputError(
             f"--seq: {seq} tokens do not fit {longest_tokens} learned positions; expected at most {longest_tokens}"
         )
-    wanted_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
+    sequence_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
     lengths = tuple(
-        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in wanted_lengths)
+        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in sequence_lengths)
     )
     model = build(config)
     modules = find_modules(spec, config, model)
@@ -86,7 +86,7 @@ def verify_config(
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
 
 
-def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
+def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
 
     It never runs code from a hub.
@@ -97,7 +97,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     import transformers
 
     require_library_class(config)
-    quirks = quirks_of(config)
+    quirks = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
         witness_of(config["model_type"]), **{**fields_of(config), **quirks.counted_as}
     )
@@ -117,7 +117,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
-    if not to_run or not model_class.__name__.endswith(quirks.reads_values):
+    if not is_to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
@@ -145,7 +145,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous_dtype)
 
 
-def quirks_of(config: Mapping[str, Any]) -> Quirks:
+def class_settings_of(config: Mapping[str, Any]) -> Quirks:
     """Returns the settings with which the classes of a model type run on the meta device, without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
@@ -198,19 +198,19 @@ def _checks(
     def against(
         quantity: str,
         cost: Cost,
-        measured: Mapping[str, int],
+        measured_counts: Mapping[str, int],
         modules: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
         cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
-        return nonzero(
+        return without_zero_checks(
             compare_modules(
                 tree,
                 quantity,
                 lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
                 modules,
-                measured,
+                measured_counts,
                 witness,
                 run_config,
             )
@@ -227,7 +227,7 @@ def _checks(
     yield from against("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
-        measured_pass = run_forward(spec, model, batch, seq, quirks_of(config))
+        measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
             "model",
             "forward_flops",
@@ -241,7 +241,7 @@ def _checks(
                 "forward_flops",
                 forward_of,
                 measured_pass.flops,
-                called_once(modules, measured_pass.calls, tensor_names(model)),
+                nodes_called_once(modules, measured_pass.calls, tensor_names(model)),
                 run_config,
             )
         if measured_pass.cache is not None:
@@ -304,7 +304,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
     config: Any = model.config
-    channels = quirks_of({"model_type": config.model_type}).channels
+    channels = class_settings_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
 
 
@@ -337,9 +337,11 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
         name: torch.zeros(
-            [lengths[n] if isinstance(n, str) else n for n in shape], dtype=parameter.dtype, device=parameter.device
+            [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
+            dtype=parameter.dtype,
+            device=parameter.device,
         )
-        for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
+        for name, shape in class_settings_of({"model_type": config.model_type}).more_inputs(config).items()
     }
 
 
@@ -374,9 +376,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
         for path, module in model.named_modules()
     ]
-    body: Any = model.base_model  # some heads do not return the cache that it filled
-    if body is not model:
-        hooks.append(body.register_forward_hook(lambda _, __, output: out.append(output)))
+    base_model: Any = model.base_model  # some heads do not return the cache that it filled
+    if base_model is not model:
+        hooks.append(base_model.register_forward_hook(lambda _, __, output: out.append(output)))
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
@@ -412,7 +414,7 @@ def _caches_of(outputs: Any) -> Iterator[Any]:
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Yields tensors in modules that are neither parameters nor buffers: states that a class itself stores.
+    """Yields the states stored in modules: tensors that are neither parameters nor buffers.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

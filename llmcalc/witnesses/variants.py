@@ -96,8 +96,8 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
 
 def is_core(name: str) -> bool:
     """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
-    *_, parent_name, own_name = ("", *name.split("."))
-    return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
+    *_, parent_name, module_name = ("", *name.split("."))
+    return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
@@ -214,9 +214,9 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
         tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
         chunk_tokens = 1 << (-(-tokens // chunks) - 1).bit_length()
-        of_x = torch.zeros_like(x)
-        of_weight = torch.zeros_like(weight) if weight.requires_grad else None
-        of_bias = None if bias is None else torch.zeros_like(bias)
+        input_gradient = torch.zeros_like(x)
+        weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
+        bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
@@ -226,14 +226,16 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
             if bias is not None:
                 logits = logits + bias
             gradient = logits  # the kernel has written it there
-            of_x[start : start + chunk_tokens] = gradient @ weight
-            if of_weight is not None:
+            input_gradient[start : start + chunk_tokens] = gradient @ weight
+            if weight_gradient is not None:
                 transposed_gradient = gradient.t()
-                of_weight += torch.mm(transposed_gradient, chunk_input).float()
-            if of_bias is not None:
-                torch.add(of_bias, gradient.sum(0), out=of_bias)
+                weight_gradient += torch.mm(transposed_gradient, chunk_input).float()
+            if bias_gradient is not None:
+                torch.add(bias_gradient, gradient.sum(0), out=bias_gradient)
         loss = losses.sum()
-        ctx.save_for_backward(of_x.detach(), None if of_weight is None else of_weight.detach(), of_bias)
+        ctx.save_for_backward(
+            input_gradient.detach(), None if weight_gradient is None else weight_gradient.detach(), bias_gradient
+        )
         return loss
 
     @staticmethod
@@ -303,9 +305,11 @@ SAVED_OPERATIONS = {
 assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
-def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of selected operations, half of those of `alternate`."""
-    operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
+def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
+    """Returns checkpoint contexts that save selected operations' results, half of those of `alternate_operations`."""
+    operations, alternating_operations = (
+        {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
+    )
 
     def contexts() -> Any:
         calls = Counter[Any]()
@@ -329,14 +333,14 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         run_checkpointed = partial(
             run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
-    carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
+    carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = name.rpartition(".")
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
         runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
-        if runs_again and carries:
+        if runs_again and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif runs_again or core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)

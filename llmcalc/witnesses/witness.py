@@ -115,7 +115,7 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class; length-dependent RoPE becomes plain, which changes no count."""
-    fields = {k: v for k, v in config.items() if k not in HUB_FIELDS}
+    fields = {field: value for field, value in config.items() if field not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.get(name)
         if rope is False:  # means none; a configuration class rejects it
@@ -123,12 +123,12 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in LENGTH_DEPENDENT_ROPE:
             fields[name] = {
                 "rope_type": "default",
-                **{k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope},
+                **{field: rope[field] for field in ("rope_theta", "partial_rotary_factor") if field in rope},
             }
     if isinstance(fields.get("text_config"), dict):
         text_fields = fields["text_config"]
         fields["text_config"] = {
-            **{k: text_fields[k] for k in ("model_type",) if k in text_fields},
+            **{field: text_fields[field] for field in ("model_type",) if field in text_fields},
             **fields_of(text_fields),
         }
     return fields

@@ -137,7 +137,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` that this pass computes, without rows of earlier passes, such as keys that are not cached."""
+    """The rows of `of` in this pass, without rows of earlier passes, such as uncached keys."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -233,7 +233,7 @@ class Merged(Rows):
 
 
 @frozen(slots=True)
-class WithMore(Rows):
+class RowsWithExtra(Rows):
     """The rows of `of`, plus `more` rows per sequence."""
 
     name: str = "with_more"

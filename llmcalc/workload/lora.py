@@ -34,13 +34,13 @@ def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
     return nf4_bytes(rows * columns, base == "nf4-dq")
 
 
-def nf4_bytes(weights: Number, doubly: bool) -> Number:
+def nf4_bytes(weights: Number, double_quantized: bool) -> Number:
     """Returns the bytes of a 4-bit matrix: two weights per byte, and an fp32 scale per block of 64.
 
-    doubly: whether the scales are quantised themselves: one byte each, an fp32 scale per 256 of them, the table that
+    double_quantized: whether the scales are quantised: one byte each, an fp32 scale per 256 of them, the table that
         decodes them, and their mean.
     """
     blocks, codes = ceil_div(weights, BLOCK), ceil_div(weights, 2)
-    if not doubly:
+    if not double_quantized:
         return codes + 4 * blocks
     return codes + blocks + 4 * ceil_div(blocks, SECOND_BLOCK) + CODE_BYTES + 4

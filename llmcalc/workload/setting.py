@@ -193,12 +193,12 @@ def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, An
 
 def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
-    of_training = (
+    typed_training_options = (
         entry.option
         for name, entry in declared(type(settings)).items()
         if entry.setting.phases == TRAINING and getattr(settings, name) is not None
     )
-    return next(of_training, "")
+    return next(typed_training_options, "")
 
 
 def check_phase(settings: Any, phase: str) -> None:
@@ -215,8 +215,9 @@ def check_phase(settings: Any, phase: str) -> None:
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
             )
-        needs = declaration.setting.needs
-        if needs and getattr(settings, needs) is None:
+        needed_setting = declaration.setting.needs
+        if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(
-                f"{declaration.option}: it means nothing without {option(needs)}; expected {option(needs)} too"
+                f"{declaration.option}: it means nothing without {option(needed_setting)}; expected "
+                f"{option(needed_setting)} too"
             )

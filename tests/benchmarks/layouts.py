@@ -59,7 +59,7 @@ def main() -> None:
         line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
-        found = Cluster.of(memory(llmcalc.load(name).model, settings), layout, framework)
+        found = Cluster.with_framework(memory(llmcalc.load(name).model, settings), layout, framework)
         start = time.process_time()
         count = len(found.by_rank)
         each = (time.process_time() - start) / count

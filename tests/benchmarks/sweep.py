@@ -38,7 +38,7 @@ def main() -> None:
     layers = generator.integers(1, 200, SHAPES)
     if not np.array_equal(sweep(of, h, layers), by_hand(h, layers)):
         raise RuntimeError("the closed form and the expression by hand differ")
-    sized = of.at(h, layers)
+    sized = of.scaled_to(h, layers)
     whole, counted, hand = calls(
         [lambda: sweep(of, h, layers), lambda: params(sized).total, lambda: by_hand(h, layers)], RUNS
     )

@@ -44,7 +44,9 @@ def answer(part: str, framework: str) -> set[str] | str:
     """Returns the statuses of a training run's tensors, or the message with which the framework refuses the part."""
     spec = around_a_model(examples()[f"{part}-0"])
     try:
-        cluster = Cluster.of(memory(spec, Settings("training", seq=16, batch=1)), LAYOUTS[framework], framework)
+        cluster = Cluster.with_framework(
+            memory(spec, Settings("training", seq=16, batch=1)), LAYOUTS[framework], framework
+        )
         cluster.framework.check(cluster.memory, "")
         terms = cluster.device_rank.device.terms
     except InputError as error:
@@ -86,7 +88,9 @@ def test_megatron_refuses_each_part_that_it_does_not_have() -> None:
 def test_megatron_refuses_ranks_of_a_sequence_that_do_not_divide_heads_of_mamba2(ranks: int) -> None:
     """The example has 4 heads: each of 4 ranks of a sequence has one, 8 ranks cannot (`MambaContextParallel`)."""
     settings = Settings("training", seq=64, batch=1)
-    cluster = Cluster.of(memory(around_a_model(examples()["Mamba2-0"]), settings), Layout(cp=ranks), "megatron")
+    cluster = Cluster.with_framework(
+        memory(around_a_model(examples()["Mamba2-0"]), settings), Layout(cp=ranks), "megatron"
+    )
     if ranks == 4:
         assert cluster.device_rank.device.device_bytes
     else:

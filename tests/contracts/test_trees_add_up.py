@@ -136,6 +136,6 @@ def test_a_node_is_counted_where_it_stands() -> None:
     inner = Node("layers", children=(Node("map", Linear(2, 3)),), repeat=4, indices=range(4), role="shared")
     tree = Node("model", children=(inner,))
     (place,) = [p for p in tree.walk() if p.node.name == "map"]
-    assert place.in_model(lambda use: use.params()) == 0
+    assert place.cost_in_model(lambda use: use.params()) == 0
     assert place.node.total(lambda use: use.params()) == 6
     assert place.times == 4

@@ -62,7 +62,7 @@ def test_llama3_8b_by_hand() -> None:
 
 def test_four_bits_are_half_a_byte() -> None:
     spec = llmcalc.load("gpt-oss-20b").model
-    assert memory(spec, published="float4").weights == (params(spec).total + 1) // 2
+    assert memory(spec, published_dtype="float4").weights == (params(spec).total + 1) // 2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "deepseek-v3", "gpt-oss-20b"])
@@ -82,9 +82,9 @@ def test_prediction_modules_count_when_asked_for() -> None:
 
 def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
     spec = decoder()
-    assert memory(spec, published="float8").dtype == "float8"
-    assert memory(spec, Settings("training"), published="float8").dtype == "bfloat16"
-    assert memory(spec, Settings("training", dtype="fp8"), published="float8").dtype == "float8"
+    assert memory(spec, published_dtype="float8").dtype == "float8"
+    assert memory(spec, Settings("training"), published_dtype="float8").dtype == "bfloat16"
+    assert memory(spec, Settings("training", dtype="fp8"), published_dtype="float8").dtype == "float8"
 
 
 def test_narrow_weights_are_said_to_lack_their_scales() -> None:

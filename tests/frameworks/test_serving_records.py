@@ -122,7 +122,7 @@ def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:
     """The ranks of a layout, decoding with eager attention: with sdpa the peak is where a layer's cache is copied."""
     if settings["phase"] == "decode":
         settings["attn_implementation"] = "eager"
-    return Cluster.of(memory(spec, Settings(**settings)), layout, "torch")
+    return Cluster.with_framework(memory(spec, Settings(**settings)), layout, "torch")
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "inference"])
@@ -144,7 +144,7 @@ def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> Non
     """A decoding step of a divided encoder-decoder: each of two ranks holds more than half, and less than all."""
     one = memory(llmcalc.load(name).model, Settings(phase="decode", seq=64))
     (alone,), (rank, _) = (
-        [each.device.exact_bytes for each in Cluster.of(one, layout, "torch").by_rank]
+        [each.device.exact_bytes for each in Cluster.with_framework(one, layout, "torch").by_rank]
         for layout in (Layout(), Layout(tp=2))
     )
     assert alone / 2 < rank < alone

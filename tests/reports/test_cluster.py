@@ -47,7 +47,7 @@ def test_what_is_allocated_and_what_is_needed_name_their_ranks(run: Any, framewo
 
 def test_a_rank_that_allocates_most_and_needs_less_is_told(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks the second allocates a GiB more, and has 2 GiB less of free blocks."""
-    on = Cluster.on
+    on = Cluster.memory_of_ranks
 
     def uneven(cluster: Cluster, runtime: Runtime) -> tuple[RankMemory, ...]:
         first, *_ = on(cluster, runtime)
@@ -60,7 +60,7 @@ def test_a_rank_that_allocates_most_and_needs_less_is_told(run: Any, monkeypatch
         )
         return first, RankMemory(1, 0, most)
 
-    monkeypatch.setattr(Cluster, "on", uneven)
+    monkeypatch.setattr(Cluster, "memory_of_ranks", uneven)
     words = (SMALL, "--phase", "training", "--seq", "64", "--tp", "2", "--hardware", "h100")
     memory = asked(run, *words)["memory"]
     assert (memory["peak_rank"], memory["device_rank"]) == (1, 0)

@@ -143,7 +143,7 @@ def by_torch(
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
     with variants.kernel_context(choices):
-        return measured(run, outside, log, device, saves=recompute is NONE)
+        return measured(run, outside, log, device, measures_saved=recompute is NONE)
 
 
 def device_of(choices: Choices) -> str:

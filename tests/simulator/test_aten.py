@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
     "where": Case(lambda t, m, a, b: t.where(m, a, b), torch.where, of((2, 3, 8), BOOL), X, Y),
     "mean": Case(lambda t, a: t.mean(a), lambda a: a.mean(-1, keepdim=True), X),
     "sum": Case(lambda t, a: t.sum(a), lambda a: a.sum(-1), X),
-    "sum kept": Case(lambda t, a: t.mul(a, t.sum(a, keep=True)), lambda a: a * a.sum(-1, keepdim=True), X),
+    "sum kept": Case(lambda t, a: t.mul(a, t.sum(a, keepdim=True)), lambda a: a * a.sum(-1, keepdim=True), X),
     "softmax": Case(lambda t, a: t.softmax(a), lambda a: a.softmax(-1), X),
     "log softmax": Case(lambda t, a: t.log_softmax(a), lambda a: a.log_softmax(-1), X),
     "nll": Case(lambda t, a, i: t.nll_loss(a, i), F.nll_loss, of((6, 8), F32), of((6,), LONG)),

@@ -190,7 +190,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
     one = memory(llmcalc.load(name).model, Settings(phase="training", seq=64, batch=2, **given))
 
     def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
-        cluster = Cluster.of(one, layout, framework)
+        cluster = Cluster.with_framework(one, layout, framework)
         return cluster.by_rank, [known.traces is not None for known in cluster.run.recorded_ranks(one.runtime).values()]
 
     played, rehearsed = ranks()

@@ -62,7 +62,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     description = described(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_of)
-    model = build({**config, **fields}, to_run=False)
+    model = build({**config, **fields}, is_to_run=False)
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 

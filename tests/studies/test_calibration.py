@@ -93,10 +93,10 @@ def test_factors_change_what_they_name() -> None:
 
 def test_regret_is_of_layouts_that_differ_alone() -> None:
     runs = [MeasuredRun(str(i), seconds, lambda factors: 1.0, ("a",)) for i, seconds in enumerate((2.0, 1.0, 1.2, 5.0))]
-    errors = Errors.of(runs, [1.0, 1.1, 1.2, 1.3])
+    errors = Errors.from_runs(runs, [1.0, 1.1, 1.2, 1.3])
     assert errors.regret == 1.0  # the first one takes 2 s, the best one 1 s
     assert errors.best_of_three == 0.0
-    assert Errors.of(runs[:2], [1.0, 1.1]).regret is None
+    assert Errors.from_runs(runs[:2], [1.0, 1.1]).regret is None
 
 
 def test_a_fit_that_raises_regret_is_refused() -> None:
@@ -260,8 +260,8 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
         half = len(runs) // 2
         fit = calibrate(runs[:half])
         others = runs[half:]
-        before = Errors.of(others, [run.pricer(UNCHANGED) for run in others]).median_error
-        after = Errors.of(others, [run.pricer(fit.factors) for run in others]).median_error
+        before = Errors.from_runs(others, [run.pricer(UNCHANGED) for run in others]).median_error
+        after = Errors.from_runs(others, [run.pricer(fit.factors) for run in others]).median_error
         ratios[name] = after / before
         if fit.refused:
             refused.add(name)

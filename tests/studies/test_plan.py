@@ -61,7 +61,7 @@ def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) ->
 )
 def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, micro_batches: int) -> None:
     training = Settings(phase="training", seq=128, num_microbatches=micro_batches)
-    cluster = Cluster.of(memory(load(model).model, training), layout, framework)
+    cluster = Cluster.with_framework(memory(load(model).model, training), layout, framework)
     assert len(cluster.ranks_that_may_need_most) < len(cluster.ranks)
     assert cluster.device_rank.rank in cluster.ranks_that_may_need_most
 
@@ -74,7 +74,7 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
     layouts = search(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
     assert layouts
     for recompute in ("", "full"):
-        estimate = estimates.with_recompute(recompute).as_configured
+        estimate = estimates.with_recompute(recompute).estimates_as_configured
         for layout, number in layouts:
             if layout.tp == 1 or framework == "megatron":  # torch divides no experts
                 assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
@@ -86,7 +86,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     spec = load(model).model
     estimate = LayoutEstimates(
         memory(spec, Settings(phase="training", seq=128)), framework_of("megatron")
-    ).as_configured
+    ).estimates_as_configured
     layouts = search(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
@@ -131,7 +131,9 @@ def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:
     """Stages 2 and 4 have no layer that stage 1 has not; stage 3 has one more than each before it."""
     training = Settings(phase="training", seq=128, num_microbatches=12)
     layout = Layout(pp=6, pp_layout=(2, 3, 2, 4, 3, 2))
-    cluster = Cluster.of(memory(load("qwen3-0.6b?num_hidden_layers=16").model, training), layout, "megatron")
+    cluster = Cluster.with_framework(
+        memory(load("qwen3-0.6b?num_hidden_layers=16").model, training), layout, "megatron"
+    )
     assert cluster.ranks_that_may_need_most == (0, 1, 3, 5)
 
 

@@ -84,14 +84,14 @@ def test_arrays_count_what_ints_count(name: str) -> None:
     """Every element of the array equals the count of the spec with ints, by the same closed form."""
     of = members(name)
     h, layers = grid(of)
-    arrays = of.at(h, layers)
+    arrays = of.scaled_to(h, layers)
     workload = run_config(batch=1, seq=300, phase="training")
     totals, steps = params(arrays).total, flops(arrays, workload).total
     held = kv(arrays).tree
     assert held is not None
     assert totals.shape == h.shape
     for i, j in np.ndindex(h.shape):
-        one = of.at(int(h[i, j]), int(layers[i, j]))
+        one = of.scaled_to(int(h[i, j]), int(layers[i, j]))
         assert totals[i, j] == params(one).total
         assert steps[i, j] == flops(one, workload).total
 
@@ -100,7 +100,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
 def test_every_member_is_a_model_that_the_spec_accepts(name: str) -> None:
     of = members(name)
     for h in (of.step, 3 * of.step, 8 * of.step):
-        spec = of.at(h, of.least_depth + 3)
+        spec = of.scaled_to(h, of.least_depth + 3)
         assert params(ModelSpec.model_validate(spec.model_dump())).total == params(spec).total
 
 
@@ -108,7 +108,7 @@ def test_every_member_is_a_model_that_the_spec_accepts(name: str) -> None:
 def test_a_family_holds_its_own_model(name: str) -> None:
     preset = llmcalc.load(name)
     own = preset.model
-    again = members(name).at(own.hidden_size, own.main.num_hidden_layers)
+    again = members(name).scaled_to(own.hidden_size, own.main.num_hidden_layers)
     assert params(again).total == params(own).total
     workload = run_config(batch=2, seq=77, phase="training")
     assert flops(again, workload).total == flops(own, workload).total
@@ -168,7 +168,7 @@ def test_each_override_acts() -> None:
 
 def test_experts_widen_and_keep_their_number() -> None:
     of = members("mixtral-8x7b")
-    mixing = of.at(2048, 4).main.block.feed_forward
+    mixing = of.scaled_to(2048, 4).main.block.feed_forward
     assert isinstance(mixing, MoE)
     assert (mixing.num_experts, mixing.num_experts_per_tok, mixing.expert.intermediate_size) == (8, 2, 7168)
 
@@ -176,7 +176,7 @@ def test_experts_widen_and_keep_their_number() -> None:
 @pytest.mark.parametrize("layer", [Gemma4Layer.examples()[1], ShortcutLayer.examples()[1]], ids=["gemma4", "shortcut"])
 def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
     """At twice the hidden size every FFN has twice the width."""
-    wide = family(decoder(block=layer)).at(48, 2)
+    wide = family(decoder(block=layer)).scaled_to(48, 2)
     found, own = wide.main.block, layer
     assert found.dense.intermediate_size == 2 * own.dense.intermediate_size
     assert found.feed_forward.expert.intermediate_size == 2 * own.feed_forward.expert.intermediate_size
@@ -235,7 +235,7 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget)
     every, widest = {}, found[-1][0] + 3 * of.step
     for h in range(of.step, widest + 1, of.step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
-        off = {n: abs(budget.cost_of(of.at(h, n)) - budget.value) for n in depths}
+        off = {n: abs(budget.cost_of(of.scaled_to(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
             every[h] = min(off, key=lambda n, off=off: (off[n], n))  # type: ignore[misc]
     assert dict(found) == every
@@ -245,7 +245,7 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget)
 @pytest.mark.parametrize("tolerance", [0.02, 0.4])
 def test_the_allowed_widths_are_those_between_the_deepest_and_the_shallowest(tolerance: float) -> None:
     of, value = members("gpt2"), 100_000_000
-    counts = {h: [params(of.at(h, n)).total for n in (h // 8, -(-h // 1024))] for h in range(64, 4096, 64)}
+    counts = {h: [params(of.scaled_to(h, n)).total for n in (h // 8, -(-h // 1024))] for h in range(64, 4096, 64)}
     least, most = value * (1 - tolerance), value * (1 + tolerance)
     expected = [h for h, (deepest, shallowest) in counts.items() if deepest >= least and shallowest <= most]
     assert list(allowed_widths(of, Budget("parameters", value), tolerance)) == expected
@@ -315,7 +315,7 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
     small = document("--params", "135M")
     assert (small["proportions"]["vocab_size"], small["proportions"]["kv_ratio"]) == (49152, 1 / 3)
     own = llmcalc.load("smollm2-135m").model
-    assert params(family(own).at(576, 30)).total == 134_515_008  # as published
+    assert params(family(own).scaled_to(576, 30)).total == 134_515_008  # as published
 
 
 def test_a_small_budget_has_finer_steps() -> None:
@@ -366,7 +366,7 @@ def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
     assert untied["proportions"]["tie_word_embeddings"] is False
     biased = document("--params", "1B", "--set", "q_bias=true", "--rows", "3")["shapes"][0]
     h, layers = biased["hidden_size"], biased["num_hidden_layers"]
-    plain_spec = refine_step(family(STANDARD), Budget("parameters", 10**9), 0.02, False).at(h, layers)
+    plain_spec = refine_step(family(STANDARD), Budget("parameters", 10**9), 0.02, False).scaled_to(h, layers)
     assert biased["parameters"] == params(plain_spec).total + layers * h  # one bias for each of a·d = h outputs
 
 
@@ -413,7 +413,7 @@ def test_words() -> None:
 
 def test_spread_keeps_ends_and_the_model() -> None:
     sizes = [(64 * i, 500 // i) for i in range(1, 60)]
-    chosen = spread(sizes, 5, keep=(640, 50))
+    chosen = spread(sizes, 5, kept_size=(640, 50))
     assert len(chosen) == 5
     assert (640, 50) in chosen
     assert sizes[0] in chosen
@@ -572,8 +572,8 @@ def test_a_sweep_counts_what_ints_count() -> None:
     totals = sweep(of, h, layers)
     assert totals.dtype == np.int64
     for i, j in np.ndindex(h.shape):
-        assert totals[i, j] == params(of.at(int(h[i, j]), int(layers[i, j]))).total
-    assert sweep(of, [of.step], [of.least_depth]).tolist() == [params(of.at(of.step, of.least_depth)).total]
+        assert totals[i, j] == params(of.scaled_to(int(h[i, j]), int(layers[i, j]))).total
+    assert sweep(of, [of.step], [of.least_depth]).tolist() == [params(of.scaled_to(of.step, of.least_depth)).total]
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
     prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], row["overlap"], factors)
     micro_batch = float(row["micro_batch"])
-    plan = StepPlan.of(
+    plan = StepPlan.from_layout(
         layout,
         int(micro_batch) if micro_batch.is_integer() else micro_batch,  # type: ignore[arg-type]
         row.whole("micro_batches"),

@@ -98,7 +98,7 @@ def test_pipelines_take_as_long_as_their_orders(layout: Layout) -> None:
 
 def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
     def bubble(schedule: Any) -> float:
-        plan = StepPlan.of(Layout(pp=4, schedule=schedule), 1, 16, 4096)
+        plan = StepPlan.from_layout(Layout(pp=4, schedule=schedule), 1, 16, 4096)
         return float(training_step(llama(), h100(), MEGATRON, plan).parts["bubble"])
 
     assert bubble("zb-h1") < 0.5 * bubble("1f1b")
@@ -108,7 +108,9 @@ def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
 def test_layers_of_stages_are_exact() -> None:
     """DeepSeek-V3's 3 dense layers are all on the first of 16 stages, which has fewer experts."""
     spec = load_preset("deepseek-v3").model
-    plan = StepPlan.of(Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, "fp8")
+    plan = StepPlan.from_layout(
+        Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, "fp8"
+    )
     step = training_step(spec, h100(), MEGATRON, plan)
     assert step.slowest > step.mean
     uneven = replace(plan, stage_sizes=(5, 5, *[4] * 12, 3, 0))
@@ -116,7 +118,7 @@ def test_layers_of_stages_are_exact() -> None:
 
 
 def test_parts_and_lines_add_up() -> None:
-    step = training_step(llama(), h100(), MEGATRON, StepPlan.of(Layout(tp=2, dp=4, zero=1), 1, 8, 4096))
+    step = training_step(llama(), h100(), MEGATRON, StepPlan.from_layout(Layout(tp=2, dp=4, zero=1), 1, 8, 4096))
     assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
     assert step.priced.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
     for answer in (
@@ -146,7 +148,7 @@ def test_a_scalar_equals_its_column() -> None:
 
 
 def test_more_hardware_is_never_slower() -> None:
-    plan = StepPlan.of(Layout(tp=2, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
+    plan = StepPlan.from_layout(Layout(tp=2, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
     device = h100()
     seconds = training_step(llama(), device, MEGATRON, plan).seconds
     token = decode(llama(), device, VLLM, 8, 1000, Layout(tp=2)).seconds
@@ -164,7 +166,7 @@ def test_more_hardware_is_never_slower() -> None:
 
 def test_more_work_takes_longer() -> None:
     def step(**changes: Any) -> float:
-        plan = StepPlan.of(Layout(tp=2, dp=4, zero=1), 1, 8, 4096)
+        plan = StepPlan.from_layout(Layout(tp=2, dp=4, zero=1), 1, 8, 4096)
         return float(training_step(llama(), h100(), MEGATRON, replace(plan, **changes)).seconds)
 
     assert step(seq=8192) > step(micro_batches=16) > step()
@@ -236,7 +238,7 @@ def test_every_figure_of_a_generation_has_a_source() -> None:
 
 
 def test_the_range_of_overlap_is_refused_and_applied() -> None:
-    plan = StepPlan.of(Layout(tp=4, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
+    plan = StepPlan.from_layout(Layout(tp=4, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
     seconds = {
         overlap: training_step(llama(), h100(), with_overlap(MEGATRON, overlap), plan).seconds
         for overlap in (None, "none", "dp", "tp", "ep", "all")
@@ -256,7 +258,7 @@ def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
 
     def data(zero: int, micro_batches: int) -> float:
         layout = Layout(dp=64, zero=zero)  # type: ignore[arg-type]
-        plan = StepPlan.of(layout, 1, micro_batches, 1024)
+        plan = StepPlan.from_layout(layout, 1, micro_batches, 1024)
         return float(training_step(llama(), h100(), MEGATRON, plan).parts["data"])
 
     assert data(1, 1) == pytest.approx(data(1, 16), rel=1e-12)
@@ -293,7 +295,7 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
 
 def test_messages_that_a_stack_does_not_hide() -> None:
     """nanotron's ZeRO-1 all-reduces gradients and gathers weights after the update."""
-    plan = StepPlan.of(Layout(dp=64, zero=1), 1, 1, 4096)
+    plan = StepPlan.from_layout(Layout(dp=64, zero=1), 1, 1, 4096)
     stack = find_stack("nanotron")
     seconds = {
         name: training_step(llama(), h100(), stack.model_copy(update=update), plan).parts["data"]
@@ -311,7 +313,7 @@ def test_messages_that_a_stack_does_not_hide() -> None:
 
 
 def test_frozen_weights_take_less() -> None:
-    plan = StepPlan.of(Layout(dp=8, zero=1), 1, 1, 4096)
+    plan = StepPlan.from_layout(Layout(dp=8, zero=1), 1, 1, 4096)
     weights = training_step(llama(), h100(), MEGATRON, plan)
     adapted = training_step(
         llama(), h100(), MEGATRON, replace(plan, adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))

@@ -44,7 +44,7 @@ def class_memory(
 
 def class_to_train(config: Mapping[str, Any]) -> Any:
     """The class for a config on meta, all of whose parameters get gradients."""
-    model: Any = build(dict(config), to_run=False).requires_grad_(True)
+    model: Any = build(dict(config), is_to_run=False).requires_grad_(True)
     model.config._experts_implementation = "grouped_mm"  # the default of transformers
     for module in model.modules():
         if hasattr(module, "config"):
@@ -66,4 +66,4 @@ def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[All
         return F.cross_entropy(logits.float().flatten(0, 1), labels)
 
     outside = [*model.parameters(), *model.buffers(), *inputs.values(), labels]
-    return measure_passes(run, outside, follows=follows)
+    return measure_passes(run, outside, tracker_class=follows)

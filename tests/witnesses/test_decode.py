@@ -25,7 +25,14 @@ from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScor
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
-from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, more_inputs, quirks_of, with_channels
+from llmcalc.witnesses.transformers import (
+    CACHE_NAMES,
+    build,
+    cache_argument,
+    class_settings_of,
+    more_inputs,
+    with_channels,
+)
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
@@ -275,7 +282,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     ids = with_channels(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
     inputs: dict[str, Any] = {"use_cache": True}
-    makes_mask = type(model).__name__.endswith(quirks_of(config).makes_mask)  # then it reads values of the ids
+    makes_mask = type(model).__name__.endswith(class_settings_of(config).makes_mask)  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
         if makes_mask:

@@ -16,7 +16,7 @@ from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build, quirks_of, run_forward
+from llmcalc.witnesses.transformers import build, class_settings_of, run_forward
 from tests.builders import run_config
 from tests.components.towers.test_towers import held, wrapped
 from tests.families.multimodal.uncounted import UNBUILT, WRAPPERS
@@ -60,7 +60,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
 def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> None:
     """Compares FLOPs and cache with those of a pass of the class over tokens."""
     measured = run_forward(
-        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, quirks_of({"model_type": text_type})
+        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_settings_of({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
     assert total(text_type, "forward_flops", forward_of, spec, run) == measured.flops[""]
@@ -97,7 +97,7 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None,
         assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).ties != "never")
         return
     tied_in["tie_word_embeddings"] = outer
-    model: Any = build(config, to_run=False).get_submodule(WRAPPERS[kind].text_model)
+    model: Any = build(config, is_to_run=False).get_submodule(WRAPPERS[kind].text_model)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert read_config(config)[0]["tie_word_embeddings"] == tied
 

@@ -38,7 +38,7 @@ def command(
     *,
     target_options: TargetOptions,
 ) -> None:
-    """What fills the memory of one device, phase by phase."""
+    """Plot the memory of one device, phase by phase."""
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=target_options.load(target, include),

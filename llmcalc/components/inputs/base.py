@@ -35,7 +35,7 @@ class ImageRule(Part):
 
     noun = "rule of a processor"
 
-    def among_several(self) -> ImageRule:
+    def rule_among_several(self) -> ImageRule:
         """Returns the rule for an image in a sequence with several images."""
         return self
 
@@ -60,7 +60,7 @@ class AudioRule(Part):
         raise TypeError(f"{type(self).__name__} does not say how audio is cut")
 
 
-def too_flat(height: int, width: int, limit: int) -> InputError:
+def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
     """Returns the error for an image whose aspect ratio exceeds the allowed one."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"

@@ -33,9 +33,9 @@ class Canvas(ImageRule):
         """Returns the tiles per column and per row: least enlargement, else least shrinking, and then fewest tiles."""
         changes_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
-            for across in range(1, self.max_tiles // tiles_down + 1):
-                changes_by_grid[tiles_down, across] = _to_single_precision(
-                    min(tiles_down * self.size / height, across * self.size / width)
+            for tiles_across in range(1, self.max_tiles // tiles_down + 1):
+                changes_by_grid[tiles_down, tiles_across] = _to_single_precision(
+                    min(tiles_down * self.size / height, tiles_across * self.size / width)
                 )
         enlarging = [scale for scale in changes_by_grid.values() if scale >= 1]
         scale = min(enlarging) if enlarging else max(changes_by_grid.values())

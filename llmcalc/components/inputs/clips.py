@@ -39,6 +39,6 @@ class Clips(AudioRule):
                 f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "
                 f"{clip_seconds:g}"
             )
-        clips = -(-frames // self.frames)
-        positions = clips * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
-        return Encoded(clips, self.frames, 1, max(1, positions // self.merge))
+        clip_count = -(-frames // self.frames)
+        positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
+        return Encoded(clip_count, self.frames, 1, max(1, positions // self.merge))

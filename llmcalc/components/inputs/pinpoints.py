@@ -31,7 +31,7 @@ class Pinpoints(ImageRule):
     most_tiles: Width | None = None
     several_whole: Flag = False
 
-    def among_several(self) -> ImageRule:
+    def rule_among_several(self) -> ImageRule:
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule, too_flat
+from .base import Encoded, ImageRule, aspect_ratio_error
 
 MOST_ASPECT = 200
 """The largest factor between the sides of an image."""
@@ -46,7 +46,7 @@ class SmartResize(ImageRule):
         if self.enlarge and scale > 1:
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
-            raise too_flat(height, width, MOST_ASPECT)
+            raise aspect_ratio_error(height, width, MOST_ASPECT)
         sides = [round(pixel_length / factor) * factor for pixel_length in (height, width)]
         pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
         if pixels > self.max_pixels:

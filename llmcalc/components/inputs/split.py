@@ -31,12 +31,12 @@ class Split(ImageRule):
     tokens: Width
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        shape, longest = width / height, self.longest_edge
+        shape, longest_edge = width / height, self.longest_edge
         if width >= height:
-            width, height = longest, int(longest / shape)
+            width, height = longest_edge, int(longest_edge / shape)
             height += height % 2
         else:
-            height, width = longest, int(longest * shape)
+            height, width = longest_edge, int(longest_edge * shape)
             width += width % 2
         height, width = max(height, 1), max(width, 1)
         shape = width / height

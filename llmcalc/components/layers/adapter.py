@@ -110,16 +110,16 @@ class AdapterLayer(Block):
         elif shares_norm:
             adapter_input = recorder.normalized(x, self.norm, like=normed)
         recorder.hold(x=x, read=adapter_input)
-        running, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
+        default_language, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
         with recorder.scope("adapters", kind="feed_forward"):
             for language in self.languages:
-                role: Role = "own" if language == running else "idle"
+                role: Role = "own" if language == default_language else "idle"
                 with recorder.scope(language, role=role):
                     up = recorder.act(
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
                     output = recorder.linear("adapter_down_proj", up, *x.axes, bias=True)
-                y = output if language == running else y
+                y = output if language == default_language else y
         y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
         x = recorder.add(y, adapter_input if self.normed_residual else x)
         recorder.hold(x=x)

@@ -324,7 +324,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             ) * 2**-0.5
             y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
-            with_embedding = corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]
-            return torch.cat([corrected_streams[:, :, :1], with_embedding], 2)
+            streams_with_embedding = (
+                corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]
+            )
+            return torch.cat([corrected_streams[:, :, :1], streams_with_embedding], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

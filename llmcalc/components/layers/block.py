@@ -328,10 +328,10 @@ class Block(Layer):
         ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         base = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
-        with_layernorm = base.model_copy(update={"norm": layernorm})
+        layernorm_block = base.model_copy(update={"norm": layernorm})
         return [
             base,
-            with_layernorm.model_copy(update={"norm_placement": "post"}),
+            layernorm_block.model_copy(update={"norm_placement": "post"}),
             base.model_copy(update={"norm_placement": "sandwich"}),
             base.model_copy(update={"norm_placement": "output"}),
             base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
@@ -344,12 +344,12 @@ class Block(Layer):
             base.model_copy(
                 update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
             ),
-            with_layernorm.model_copy(update={"parallel": "shared"}),
-            with_layernorm.model_copy(update={"parallel": "separate"}),
+            layernorm_block.model_copy(update={"parallel": "shared"}),
+            layernorm_block.model_copy(update={"parallel": "separate"}),
             base.model_copy(
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
-            with_layernorm.model_copy(
+            layernorm_block.model_copy(
                 update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
             ),
         ]

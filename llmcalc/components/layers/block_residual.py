@@ -44,8 +44,8 @@ def record_mix(
     """
     if not block_count:
         return [x] * queries
-    (hidden,), sources, of_queries = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
-    query_axes = () if queries == 1 else (of_queries,)
+    (hidden,), sources, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
+    query_axes = () if queries == 1 else (query_axis,)
     with recorder.scope(name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
         values = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
@@ -59,7 +59,7 @@ def record_mix(
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
         mix = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = recorder.core("mix", mix, mix_weights.view(of_queries, sources), values, axes=(of_queries, hidden))
+        mixed = recorder.core("mix", mix, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
         return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 

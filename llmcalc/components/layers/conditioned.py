@@ -1,4 +1,4 @@
-"""A layer whose network reads a norm that is scaled by a function of a condition, the same for all tokens.
+"""A layer whose network reads a norm, scaled by a function of a condition of the whole sequence.
 
 Voxtral Realtime (transformers: models/voxtral_realtime, `VoxtralRealtimeTextAdaRmsNorm`): the condition is the sinusoid
 of the number of tokens by which the text follows the sound.

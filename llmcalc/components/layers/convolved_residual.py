@@ -31,7 +31,7 @@ WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
 
 
 class ConvolvedResidualLayer(BlockResidualLayer):
-    """A layer whose sublayers read sums of earlier blocks of layers, and whose outputs pass a convolution each.
+    """A layer whose sublayers read sums of earlier blocks of layers. Each output passes a convolution.
 
     conv_kernel_size: the width in tokens of both convolutions.
     separate_inputs: whether queries, keys and values read a sum and a norm each, false by default.
@@ -60,8 +60,8 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
-        named = zip(("key", "value"), kv_inputs, strict=False)
-        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
+        named_inputs = zip(("key", "value"), kv_inputs, strict=False)
+        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named_inputs]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
         y = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
         y = add_convolution(recorder, "self_attn_conv", y, kernel)
@@ -133,8 +133,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
-            separate, component = self.spec.separate_inputs, self.get_submodule
-            inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
+            separate_inputs, component = self.spec.separate_inputs, self.get_submodule
+            inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate_inputs else 1)
             query, *kv_inputs = inputs
             kv_inputs = [
                 component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)

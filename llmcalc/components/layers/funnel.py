@@ -167,8 +167,8 @@ class FunnelLayer(WholeLayer):
         return x
 
     def describe(self, hidden_size: int) -> str:
-        halved = f", {2**self.halvings} tokens in one" if self.halvings else ""
-        return f"{self.attention.describe(hidden_size)}{halved}"
+        halving_text = f", {2**self.halvings} tokens in one" if self.halvings else ""
+        return f"{self.attention.describe(hidden_size)}{halving_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -229,19 +229,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             memory = x if source is None else source
             q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
             queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None
-            furthest = 2 * queries if is_halved else queries  # in steps
-            distances = torch.arange(furthest, furthest - 2 * queries - (keys if is_halved else 0), -1, device=x.device)
+            largest_distance = 2 * queries if is_halved else queries  # in steps
+            distances = torch.arange(
+                largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
+            )
             angles = angles_of(distances * step, self.hidden, 10000.0)
             encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             r = self.r_proj(encoded).unflatten(-1, (self.heads, -1))
             biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
-            index = furthest - stride * torch.arange(queries, device=x.device)[:, None]
+            index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
-            by_distance = self.distances(position_q, r).gather(-1, index)
-            by_segment = self.segment_scores(segment_q, self.segments.weight)
-            out = self.core(content_q, k, v, by_distance + by_segment[..., 1:])  # all tokens are in one segment
+            distance_scores = self.distances(position_q, r).gather(-1, index)
+            segment_scores = self.segment_scores(segment_q, self.segments.weight)
+            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 
@@ -278,17 +280,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return x
             if self.spec.separate_cls:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
-            means: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
-            return means
+            pooled_tokens: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
+            return pooled_tokens
 
         def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
             first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeats > 1:
-                rest = x[:, 1:].repeat_interleave(repeats, 1)
-                rest = nn.functional.pad(rest, (0, 0, 0, max(tokens - 1 - rest.shape[1], 0)))
-                x = torch.cat([x[:, :1], rest[:, : tokens - 1]], 1)
+                tokens_after_first = x[:, 1:].repeat_interleave(repeats, 1)
+                tokens_after_first = nn.functional.pad(
+                    tokens_after_first, (0, 0, 0, max(tokens - 1 - tokens_after_first.shape[1], 0))
+                )
+                x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
             else:
                 x = x.repeat_interleave(repeats, 1)[:, :tokens]
             total: Tensor = x + first_block

@@ -135,13 +135,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             width = model_properties.hidden_size
-            cross = ModelProperties(width, model_properties.causal, cross=True, source_size=spec.source_size)
+            cross_properties = ModelProperties(width, model_properties.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1
             for name, norm, component, part_context in (
-                ("cross_attn", spec.norm, spec.attention, cross),
+                ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
                 self.add_module(f"{name}_pre_norm", norm.reference(model_properties))
@@ -151,9 +151,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:
                 return x
-            no_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            forward_without_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
             for name in ("cross_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), no_image)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_without_image)
                 gate: Any = self.get_submodule(f"{name}_gate")
                 x = x + y * torch.tanh(gate.weight)
             return x

@@ -97,7 +97,7 @@ class GatedStreamsLayer(WholeLayer):
 
 
 class GatedStreams(ResidualStreams):
-    """The streams: copies of the embedding, of which a gated mean is the output.
+    """Residual streams: copies of the embedding. A gated mean of the streams is the output.
 
     hc_mult: the number of streams.
     hc_lowrank: the rank of the projection that gives the gates.

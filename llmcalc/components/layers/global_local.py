@@ -175,8 +175,8 @@ class GlobalLocalAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        plain = cls(num_attention_heads=4, num_global_tokens=3, block_size=4)
-        return [plain, plain.model_copy(update={"staggered": True})]
+        default_spec = cls(num_attention_heads=4, num_global_tokens=3, block_size=4)
+        return [default_spec, default_spec.model_copy(update={"staggered": True})]
 
 
 class GlobalLocalLayer(WholeLayer):
@@ -251,23 +251,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_global_token: Tensor) -> Tensor:
             scale, global_count = q.shape[-1] ** -0.5, self.count
-            always = real.new_ones(global_count)
+            always_visible = is_global_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
-            scores = scores.masked_fill(~torch.cat([always, real]), float("-inf"))
-            of_global_tokens = self._weights(scores) @ v
+            scores = scores.masked_fill(~torch.cat([always_visible, is_global_token]), float("-inf"))
+            global_output = self._weights(scores) @ v
             blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
-            to_global_tokens = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
-            to_block = blocks[0] @ blocks[1].transpose(-1, -2)
-            block_mask = real.unflatten(0, (-1, self.block))
-            mask = torch.cat([always.expand(len(block_mask), -1), block_mask], -1)[:, None]
-            scores = torch.cat([to_global_tokens, to_block], -1) * scale
+            global_scores = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
+            block_scores = blocks[0] @ blocks[1].transpose(-1, -2)
+            block_mask = is_global_token.unflatten(0, (-1, self.block))
+            mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
+            scores = torch.cat([global_scores, block_scores], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
-            of_text = (
+            text_output = (
                 weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
             )
-            return torch.cat([of_global_tokens, of_text.flatten(2, 3)], 2)
+            return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 
         def _weights(self, scores: Tensor) -> Tensor:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
@@ -286,16 +286,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
-            real = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            is_global_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             wider = torch.cat([x[:, : self.count], text], 1)
             q, k, v = (
                 self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            y = self.core(q, k, v, nn.functional.pad(real, padding)).transpose(1, 2).flatten(2)
+            y = self.core(q, k, v, nn.functional.pad(is_global_token, padding)).transpose(1, 2).flatten(2)
             y = self.get_submodule("o_proj")(y)
-            own_text = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
-            return torch.cat([y[:, : self.count], own_text], 1)
+            text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([y[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""

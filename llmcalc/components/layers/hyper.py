@@ -103,9 +103,9 @@ class HyperLayer(WholeLayer):
             if self.hc_sinkhorn_iters is None:
                 return weighted_sum, recorder.plus(output_weights, self.hc_eps), x
             recorder.hold(raw=matrix[0])
-            doubly = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
-            doubly = recorder.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
-            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
+            softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
+            softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
+            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes)
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

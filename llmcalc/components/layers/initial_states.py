@@ -41,11 +41,11 @@ class InitialStatesLayer(WholeLayer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         start: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        single = (Axis("one", 1),)
-        share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), single, single)
+        one_channel = (Axis("one", 1),)
+        share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
-        mixed = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
-        y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, mixed))
+        mixed_states = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
+        y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, mixed_states))
         x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
         y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
@@ -85,8 +85,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             start = x if forward_pass.embedded is None else forward_pass.embedded
-            mixed = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
-            x = x + self.self_attn(self.self_attn_pre_norm(mixed), forward_pass)
+            mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
+            x = x + self.self_attn(self.self_attn_pre_norm(mixed_states), forward_pass)
             out: Tensor = x + self.mlp(self.mlp_pre_norm(x), forward_pass)
             return out
 

@@ -75,7 +75,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
+        """Records attention. is_second: whether it runs in the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
@@ -114,11 +114,11 @@ class LoopedAttention(GroupedQueryMixer):
         gate = recorder.act(recorder.add(scores, recorder.vector("loop_gate_bias", heads)), "sigmoid")
         recorder.hold(gate=gate)
         recorder.mask(q, first_keys, causal=True)
-        overall = self._attend(recorder, "global_core", q, first_keys, first_values)
+        global_output = self._attend(recorder, "global_core", q, first_keys, first_values)
         k, v = recorder.cache("loop_cache", "sliding_attention", k, v, limit=window)
         recorder.mask(q, k, causal=True, window=window)
-        nearby = self._attend(recorder, "core", q, k, v, window)
-        return recorder.add(recorder.mul(overall, gate), recorder.mul(nearby, recorder.complement(gate)))
+        local_output = self._attend(recorder, "core", q, k, v, window)
+        return recorder.add(recorder.mul(global_output, gate), recorder.mul(local_output, recorder.complement(gate)))
 
     def describe(self, hidden_size: int) -> str:
         return f"looped GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
@@ -218,9 +218,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
             self.first_loop: list[nn.Module] = []
 
-        def become_second(self, first: LoopedAttentionReference) -> None:
+        def become_second(self, first_attention: LoopedAttentionReference) -> None:
             """Makes this the attention of the second loop."""
-            self.first_loop = [first]  # a list, so that it is not registered as a submodule
+            self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = HeadGate(self.spec.num_attention_heads, self.spec.head_dim)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
             self.global_core = softmax_core_class()()
@@ -249,9 +249,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
                 first_k, first_v = forward_pass.memo[self.first_loop[0]]
-                overall = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
+                global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
                 k, v = self.loop_cache(forward_pass, k, v)
-                out = gate * overall + (1 - gate) * self._attend(
+                out = gate * global_output + (1 - gate) * self._attend(
                     self.core, q, k, v, forward_pass, spec.loop_window_size
                 )
             else:

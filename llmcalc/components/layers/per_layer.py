@@ -90,7 +90,7 @@ class PerLayerGate(Part):
         return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term that is added to x. norm: the layer's norm, which is applied to the term."""
+        """Returns the term to add to x. norm: the layer's norm of this term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, width), self.hidden_act)
         placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack

@@ -265,7 +265,7 @@ def _reference_class() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the layer's own adapter, which runs, and the adapters of other layers, which do not run."""
+        """Builds the adapter of this layer, which runs, and idle adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
@@ -291,8 +291,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
             if hasattr(self, "adapters"):
-                to_gate, to_up = self.adapters[0](x).chunk(2, -1)
-                gate, up_projection = gate + to_gate, up_projection + to_up
+                gate_addition, up_addition = self.adapters[0](x).chunk(2, -1)
+                gate, up_projection = gate + gate_addition, up_projection + up_addition
             out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
             return out
 
@@ -341,12 +341,12 @@ def _reference_class() -> type[nn.Module]:
             for path, module in list(self.transformer.named_modules()):
                 if not path.endswith("adapters"):
                     continue
-                own_adapter: Any = module.get_submodule("0")
+                this_adapter: Any = module.get_submodule("0")
                 adapter_list: Any = first_layer.transformer.get_submodule(path)
                 stored_adapter = Adapter(
-                    own_adapter.down.in_features, own_adapter.down.out_features, own_adapter.up.out_features
+                    this_adapter.down.in_features, this_adapter.down.out_features, this_adapter.up.out_features
                 )
-                stored_adapter.down.weight, stored_adapter.up.weight = own_adapter.down.weight, own_adapter.up.weight
+                stored_adapter.down.weight, stored_adapter.up.weight = this_adapter.down.weight, this_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
                 holder, _, name = path.rpartition(".")

@@ -199,7 +199,7 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are another sequence's."""
+        """Raises `ValueError` for fields that do not apply to cross-attention."""
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None
@@ -428,7 +428,7 @@ class Attention(TokenMixer):
         heads: Axis,
         dim: Axis,
         value_axis: Axis,
-        cross: bool,
+        is_cross_attention: bool,
         adapter: Adapter | None,
         value_input: Value | None,
     ) -> tuple[Value, Value]:
@@ -461,19 +461,19 @@ class Attention(TokenMixer):
             if self.v_norm is not None:
                 values = recorder.norm("v_norm", values, self.v_norm, (value_axis,))
                 recorder.hold(v=values)
-            if recorder.causal or cross:
-                limit, cache_kind = self._cache_limit_and_kind(cross)
+            if recorder.causal or is_cross_attention:
+                limit, cache_kind = self._cache_limit_and_kind(is_cross_attention)
                 keys, values = recorder.cache("cache", cache_kind, keys, values, limit=limit)
-        if not cross:
+        if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
-        if not cross and recorder.memo.get("lends"):
+        if not is_cross_attention and recorder.memo.get("lends"):
             kind = self.sharing_key_of()
             recorder.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
-    def _cache_limit_and_kind(self, cross: bool) -> tuple[Number, str]:
+    def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
         """Returns the number of cached tokens, None if unlimited, and the kind of cache."""
-        if cross:
+        if is_cross_attention:
             return None, "cross_attention"
         if self.sliding_window is not None:
             return self.sliding_window, "sliding_attention"
@@ -780,15 +780,15 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "relative_bias"):
                 layer_bias: Tensor = self.relative_bias(*positions)
                 return layer_bias
-            make: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
-            if make is None:
+            make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
+            if make_bias is None:
                 return None
             stack_bias: Tensor = forward_pass.computed_once(
-                ("bias", self.heads, end, queries, keys), lambda: make(*positions)
+                ("bias", self.heads, end, queries, keys), lambda: make_bias(*positions)
             )
             return stack_bias
 
-        def before_layers(self, x: Tensor, forward_pass: ForwardPass) -> None:
+        def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
             end = forward_pass.past + x.shape[1]
             if not self.cross:

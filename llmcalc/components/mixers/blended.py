@@ -77,11 +77,12 @@ class BlendedAttention(WindowedMixer):
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous one. x: the keys or the values."""
         kv_heads, _ = x.axes
-        previous = recorder.shift(x, state=f"last_{letter}")
+        previous_tokens = recorder.shift(x, state=f"last_{letter}")
         recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
         weights = recorder.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
         return recorder.add(
-            recorder.mul(previous, recorder.take(weights, kv_heads)), recorder.mul(x, recorder.take(weights, kv_heads))
+            recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
+            recorder.mul(x, recorder.take(weights, kv_heads)),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -130,8 +131,8 @@ def _reference_class() -> type[nn.Module]:
             stored = state.load(forward_pass)
             first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
             state.keep(forward_pass, x[:, :, -1])
-            previous = torch.cat([first_row, x[:, :, :-1]], 2)
-            return previous * weights[0, :, None, None] + x * weights[1, :, None, None]
+            previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
+            return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens = self.spec, x.shape[1]

@@ -1,4 +1,4 @@
-"""MiniMax-M3's indexer, which selects the blocks of earlier tokens that a token attends to.
+"""MiniMax-M3's indexer: selects blocks of earlier tokens for the attention of each token.
 
 A few small heads score every earlier token. A block's score is the highest score of its tokens, and the
 index_topk_blocks best blocks are attended to. The token's own block and the blocks right before it are always among

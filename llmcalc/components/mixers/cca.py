@@ -249,8 +249,8 @@ def _reference_class() -> type[nn.Module]:
             )
             mean_q = (q + self._repeat_heads(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
-            after_q, after_k = convolution_output.split([q.shape[2], kv_heads], 2)
-            return after_q + mean_q, after_k + mean_k
+            convolved_q, convolved_k = convolution_output.split([q.shape[2], kv_heads], 2)
+            return convolved_q + mean_q, convolved_k + mean_k
 
         def _repeat_heads(self, x: Tensor, axis: int) -> Tensor:
             """Repeats keys or values for each query head."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Small query heads that score a second set of compressed entries and select the entries that a token attends to.
+    """Small query heads that score a second set of compressed entries, to select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of the indexer's entries.
@@ -168,7 +168,12 @@ class CompressedAttention(TokenMixer):
                     mask, entries = recorder.among(mask, selection, entries)
             recorder.hold(entries=entries, entries_seen=mask)
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
-            entry_options: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
+            entry_options: dict[str, Any] = {
+                "values": entries,
+                "is_cross_attention": True,
+                "core": ops.EntryScores,
+                **limits,
+            }
             scores.append(recorder.scores("entry_core", q, entries, **entry_options))
         attention_weights = recorder.joint_softmax(
             q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
@@ -180,7 +185,7 @@ class CompressedAttention(TokenMixer):
             y = recorder.add(y, recorder.weighted(attention_weights, entries))
             recorder.hold(out=y)
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, back=True)
+        y = recorder.rope(y, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
@@ -188,7 +193,7 @@ class CompressedAttention(TokenMixer):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries that each token attends to. mask: the entries from which a token may select."""
+        """Selects the entries for each token's attention. mask: the entries to choose from."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             entries = self._all_entries(recorder, "compressor", x, dim, rope)
@@ -196,7 +201,11 @@ class CompressedAttention(TokenMixer):
             recorder.hold(entries=entries, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
-            entry_options: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
+            entry_options: dict[str, Any] = {
+                "is_cross_attention": True,
+                "core": ops.EntryScores,
+                "rate": self.compress_rate,
+            }
             scores = recorder.act(
                 recorder.scale(recorder.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5),
                 "relu",
@@ -214,20 +223,20 @@ class CompressedAttention(TokenMixer):
                 self._entry_projection(recorder, "gate_proj", x, series),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
-            pending = recorder.with_rest(*projections)
-            recorder.hold(rest_kv=pending[0], rest_gate=pending[1])
-            kv, gate = (recorder.windows(series_rows, rate) for series_rows in pending)
-            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series, many=rate.size))
+            unpooled_rows = recorder.with_rest(*projections)
+            recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
+            kv, gate = (recorder.windows(series_rows, rate) for series_rows in unpooled_rows)
+            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series, count=rate.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
                 kv, gate = self._with_last_window(recorder, kv, gate, rate, dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
-            entries = recorder.rope(entries, rope, every=rate.size)
+            entries = recorder.rope(entries, rope, row_stride=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, 2 * pending[0].width, rows=x.rows)
-            return recorder.keep_entries(op, entries, *pending)
+            op = ops.EntryCache(dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            return recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _with_last_window(
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
@@ -348,7 +357,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             windows = kv.shape[1] // self.rate
             window_tokens = windows * self.rate
-            pending = kv[:, window_tokens:], gate[:, window_tokens:]
+            unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
             if windows:
                 kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                 gate = gate + self.position_bias.weight
@@ -361,7 +370,7 @@ def _reference_class() -> type[nn.Module]:
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(forward_pass, entries, *pending)
+            self.cache.keep(forward_pass, entries, *unpooled_rows)
             return entries
 
     class Chooser(nn.Module):
@@ -391,7 +400,7 @@ def _reference_class() -> type[nn.Module]:
             return selected_entries
 
     class Core(nn.Module):
-        """Scores of each head's queries against the one key head.
+        """Attention scores of several query heads with a single key head.
 
         Given attention weights, it returns the weighted sum of the values, which are the keys.
         """

@@ -46,9 +46,9 @@ def delta_rule_class() -> type[nn.Module]:
         state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
-        def __init__(self, chunk: int, by_channel: bool) -> None:
+        def __init__(self, chunk: int, decays_by_channel: bool) -> None:
             super().__init__()
-            self.chunk, self.by_channel = chunk, by_channel
+            self.chunk, self.by_channel = chunk, decays_by_channel
 
         def forward(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
@@ -57,8 +57,8 @@ def delta_rule_class() -> type[nn.Module]:
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
-            decodes_one = stored_state is not None and q.shape[2] == 1
-            out, new_state = (self._run_token if decodes_one else self._run_chunks)(q, k, v, g, beta, old_state)
+            decodes_one_token = stored_state is not None and q.shape[2] == 1
+            out, new_state = (self._run_token if decodes_one_token else self._run_chunks)(q, k, v, g, beta, old_state)
             state.keep(forward_pass, new_state)
             return out
 

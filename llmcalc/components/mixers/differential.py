@@ -105,9 +105,10 @@ class DifferentialAttention(WindowedMixer):
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (
-            recorder.repeat(half, kv_heads, tiled=True) for half in recorder.split(v, half_of_values, half_of_values)
+            recorder.repeat(half_heads, kv_heads, tiled=True)
+            for half_heads in recorder.split(v, half_of_values, half_of_values)
         )
-        first_values, second_values = (recorder.repeat(half, heads) for half in halves)
+        first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in halves)
         recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = recorder.repeat(k, heads)
         recorder.hold(k=k)
@@ -118,13 +119,15 @@ class DifferentialAttention(WindowedMixer):
         )
         double_dim = Beside(((dim,), (dim,)))
         joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
-        half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        plus, minus = recorder.split(joined_heads, half, half)
+        half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
+        first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
         share = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
         recorder.hold(both=joined_heads, share=share)
-        y = recorder.sub(plus, recorder.mul(minus, share))  # one softmax term minus λ times the other, in both halves
+        y = recorder.sub(
+            first_heads, recorder.mul(second_heads, share)
+        )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
         y = (
             recorder.norm("norm", y, norm, (double_dim,))
@@ -224,8 +227,8 @@ def _reference_class() -> type[nn.Module]:
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:
                 shape = x.shape[0], spec.num_key_value_heads, forward_pass.past + x.shape[1], spec.head_dim
-                absent = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
-                shared: tuple[Tensor, Tensor] = forward_pass.memo.get(sharing_key, absent)
+                zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
+                shared: tuple[Tensor, Tensor] = forward_pass.memo.get(sharing_key, zero_keys_and_values)
                 return shared
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
                 forward_pass, self._rotated("k_proj", x, forward_pass), self._split_heads("v_proj", x)
@@ -239,14 +242,16 @@ def _reference_class() -> type[nn.Module]:
             k, v = self._keys_and_values(x, forward_pass)
             end, window = forward_pass.past + x.shape[1], self.spec.sliding_window
             mask = attention_mask(forward_pass, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
-            first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
+            first_values, second_values = (
+                self._repeat_heads(half_values.repeat(1, 2, 1, 1)) for half_values in v.chunk(2, 1)
+            )
             k = self._repeat_heads(k)
             joined_heads = torch.cat(
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )
-            plus, minus = joined_heads.chunk(2, 1)
+            first_heads, second_heads = joined_heads.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
-            out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
+            out = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 

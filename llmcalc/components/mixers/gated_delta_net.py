@@ -191,7 +191,7 @@ def _reference_class() -> type[nn.Module]:
             self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
             self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector(torch.ones(heads))
-            self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
+            self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)

@@ -108,10 +108,10 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def bounded(x: Tensor, longest: float) -> Tensor:
+    def bounded(x: Tensor, largest_norm: float) -> Tensor:
         """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        scaled: Tensor = (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        scaled: Tensor = (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
         return scaled
 
     class TokenConvolution(nn.Module):
@@ -169,8 +169,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            by_head: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return by_head
+            rows_of_heads: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return rows_of_heads
 
         def forward(
             self,

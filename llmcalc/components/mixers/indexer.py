@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention's indexer, which selects the earlier tokens that a token attends to.
+"""DeepSeek sparse attention's indexer: selects earlier tokens for the attention of each token.
 
 DeepSeek-V3.2 (arXiv:2512.02556), §2.1: a few small heads score all earlier tokens, and the index_topk best are attended
 to. The indexer's keys are cached beside the latent. No gradient of the model's loss reaches its parameters: selection
@@ -58,20 +58,20 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def limits(self) -> Mapping[str, Any]:
-        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk}
 
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
 
-    def flow(self, recorder: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.
 
-        compressed: the compressed query, which the indexer's queries come from without input_norm.
+        query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
         """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        query_input = compressed if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
+        query_input = query_latent if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         assert query_input is not None
         q = recorder.linear("q_proj", query_input, heads, dim)
         recorder.hold(small=query_input, q=q)

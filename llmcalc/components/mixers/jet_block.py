@@ -1,4 +1,4 @@
-"""JetBlock: gated DeltaNet whose values pass a convolution with filters that each token computes.
+"""JetBlock: gated DeltaNet with a convolution of the values; each token computes its filter.
 
 Gu et al. 2025 (arXiv:2508.15884), §3. Queries and keys pass no convolution. A network of two layers gives every
 channel of the values a filter over the last tokens, for each token. Projections, filters and the tensors kept between
@@ -64,8 +64,8 @@ class JetBlock(TokenMixer):
         q = recorder.act(recorder.linear("q_proj", x, heads, key_dim), "silu")
         k = recorder.act(recorder.linear("k_proj", x, heads, key_dim), "silu")
         v = recorder.linear("v_proj", x, heads, value_dim)
-        inner = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
-        filters = recorder.linear("w2", inner, heads, value_dim, kernel, bias=True)
+        generator_hidden = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
+        filters = recorder.linear("w2", generator_hidden, heads, value_dim, kernel, bias=True)
         convolution = DynamicConvolution(v.width, 1, kernel.size, x.rows)
         v = recorder.act(recorder.core("convolution", convolution, v, filters, axes=(heads, value_dim)), "silu")
         recorder.state("conv_state", heads, value_dim, kernel, kind="conv_state")
@@ -123,9 +123,9 @@ def _reference_class() -> type[nn.Module]:
             kernel = filters.shape[-1]
             stored_input = state.load(forward_pass)
             earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            joined = torch.cat([earlier, x], 1)
-            state.keep(forward_pass, joined[:, -kernel:])
-            windows = joined[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
+            tokens_with_past = torch.cat([earlier, x], 1)
+            state.keep(forward_pass, tokens_with_past[:, -kernel:])
+            windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             out: Tensor = (windows[..., None, :] @ filters[..., None])[..., 0, 0]
             return out
 
@@ -145,7 +145,7 @@ def _reference_class() -> type[nn.Module]:
             self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
             self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector(torch.ones(heads))
-            self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
+            self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.g_proj = nn.Linear(hidden, value_width, bias=False)
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)

@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
             self.dt_bias = vector(torch.linspace(-6.0, -2.0, width))
             self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden, self.heads, bias=False)
-            self.core = delta_rule_class()(spec.chunk_size, by_channel=True)
+            self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
             self.o_proj = nn.Linear(width, hidden, bias=False)

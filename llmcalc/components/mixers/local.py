@@ -202,7 +202,7 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def before_layers(self, x: Tensor, forward_pass: ForwardPass) -> None:
+        def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
             self._shared_bias(forward_pass, x.shape[1], x.device)
 

@@ -63,11 +63,12 @@ class MeanIndexer(BlockIndexer):
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
             )
             (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
-            means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
-            means = recorder.rope(recorder.norm("k_norm", means, self.norm), position, every=pool.size)
-            recorder.hold(q=q, k=means)
+            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
+            block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
+            recorder.hold(q=q, k=block_means)
             scores = recorder.act(
-                recorder.scores("core", q, means, cross=True, core=ops.EntryScores, rate=pool.size), "relu"
+                recorder.scores("core", q, block_means, is_cross_attention=True, core=ops.EntryScores, rate=pool.size),
+                "relu",
             )
             recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
         mask, keys, values = recorder.selected(q, keys, values)
@@ -115,31 +116,31 @@ def _reference_class() -> type[nn.Module]:
             q = rotate(q, forward_pass, forward_pass.past, head_dim, self.theta).transpose(1, 2)
             (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
-            means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
+            block_means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
             starts = torch.arange(blocks, device=x.device) * block
             angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
-            left, right = means.chunk(2, -1)
-            means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-            scores = torch.relu(self.core(q, means)).sum(2) * head_dim**-0.5
-            known = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
-            complete = torch.arange(blocks, device=x.device) < known // block
-            ranked = scores.masked_fill(~complete, float("-inf")).sort(-1, descending=True).indices
-            chosen_blocks = ranked[..., : spec.index_topk_blocks]
+            left, right = block_means.chunk(2, -1)
+            block_means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+            scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
+            visible_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
+            is_complete = torch.arange(blocks, device=x.device) < visible_tokens // block
+            ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
+            chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
                 end = forward_pass.past + 1
-                rest = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen_positions, rest], -1)
-            rest = known - known % block + torch.arange(block - 1, device=x.device)
-            rest = rest.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
-            return torch.cat([chosen_positions, rest], -1)
+                last_block_tokens = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
+                return torch.cat([chosen_positions, last_block_tokens], -1)
+            last_block_tokens = visible_tokens - visible_tokens % block + torch.arange(block - 1, device=x.device)
+            last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
+            return torch.cat([chosen_positions, last_block_tokens], -1)
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
+            selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:
-                index = selected[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions, all_keys = (
@@ -147,7 +148,7 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.span(0, keys, x.device),
             )
             mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
-            mask = mask.scatter(-1, selected, True) & (all_keys <= positions[:, None])
+            mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]
 
     return MeanIndexerReference

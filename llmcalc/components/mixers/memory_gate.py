@@ -44,10 +44,10 @@ class MemoryGate(TokenMixer):
         return "Ren et al. 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        inner = Axis("inner", self.intermediate_size)
-        gate = recorder.act(recorder.linear("in_proj", x, inner, bias=self.use_bias), self.hidden_act)
-        absent = Value(x.rows, gate.axes, fixed=True)  # nothing: the layer is recorded alone
-        memory: Value = recorder.memo.get(SCAN_OUTPUT, absent)
+        inner_axis = Axis("inner", self.intermediate_size)
+        gate = recorder.act(recorder.linear("in_proj", x, inner_axis, bias=self.use_bias), self.hidden_act)
+        empty_value = Value(x.rows, gate.axes, fixed=True)  # nothing: the layer is recorded alone
+        memory: Value = recorder.memo.get(SCAN_OUTPUT, empty_value)
         return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -70,9 +70,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MemoryGate, hidden: int) -> None:
             super().__init__()
-            self.spec, inner = spec, spec.intermediate_size
-            self.in_proj = nn.Linear(hidden, inner, bias=spec.use_bias)
-            self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
+            self.spec, intermediate_size = spec, spec.intermediate_size
+            self.in_proj = nn.Linear(hidden, intermediate_size, bias=spec.use_bias)
+            self.out_proj = nn.Linear(intermediate_size, hidden, bias=spec.use_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))

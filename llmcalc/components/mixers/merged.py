@@ -95,7 +95,7 @@ class MergedAttention(TwoSetsMixer):
         )
         recorder.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
         own_scores = recorder.scores("core", q, own_keys, values=own_values, window=window)
-        memory_scores = recorder.scores("cross_core", q, memory_keys, values=memory_values, cross=True)
+        memory_scores = recorder.scores("cross_core", q, memory_keys, values=memory_values, is_cross_attention=True)
         weights = recorder.joint_softmax(
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )

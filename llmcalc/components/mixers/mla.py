@@ -183,11 +183,11 @@ class MLA(TokenMixer):
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with recorder.function():
-            query, compressed = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), head_axis)
+            query, query_latent = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), head_axis)
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
-        if compressed is not None:
-            recorder.hold(small=compressed)
+        if query_latent is not None:
+            recorder.hold(small=query_latent)
         q_nope, q_rope, *gate = recorder.split(
             query, (heads, nope), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
         )
@@ -198,7 +198,7 @@ class MLA(TokenMixer):
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
-            recorder.part("indexer", self.indexer, x, compressed=compressed, position=rotation, role="no_grad")
+            recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
         limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
@@ -245,9 +245,9 @@ class MLA(TokenMixer):
         key = self._latent_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
-            alone = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
+            empty_values = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
             last_first = reversed(computed_latents)
-            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in last_first if other_key == key), alone)
+            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in last_first if other_key == key), empty_values)
             return c.view(latent), k_rope.view(rope)
         latent_and_rope = recorder.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         recorder.hold(latent=latent_and_rope)
@@ -339,11 +339,11 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(latent, heads * (nope + value), bias=False)
             self.heads, self.nope, self.value = heads, nope, value
 
-        def forward(self, x: Tensor, absorb: str = "") -> Tensor:
+        def forward(self, x: Tensor, absorbed_form: str = "") -> Tensor:
             head_weights = self.weight.view(self.heads, self.nope + self.value, -1)
-            if absorb == "query":  # [batch, heads, tokens, nope] → [.., latent]
+            if absorbed_form == "query":  # [batch, heads, tokens, nope] → [.., latent]
                 return x @ head_weights[:, : self.nope]
-            if absorb == "value":  # [batch, heads, tokens, latent] → [.., value]
+            if absorbed_form == "value":  # [batch, heads, tokens, latent] → [.., value]
                 return x @ head_weights[:, self.nope :].transpose(-1, -2)
             return super().forward(x)
 
@@ -381,9 +381,9 @@ def _reference_class() -> type[nn.Module]:
             if not spec.kv_shared:
                 self.cache = cache_class()(spec.sliding_window)
             if spec.indexer is not None and not spec.indexer.shared:
-                rotated = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
+                rotary_dim = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    model_properties, spec.q_lora_rank or hidden, rotated, spec.position.rope_theta
+                    model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
                 )
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -412,16 +412,16 @@ def _reference_class() -> type[nn.Module]:
         def _latent_and_key(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
-            shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
+            sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                lent: tuple[Tensor, Tensor] = forward_pass.memo[shared]
-                return lent
+                stored_latent_and_key: tuple[Tensor, Tensor] = forward_pass.memo[sharing_key]
+                return stored_latent_and_key
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
             latent, k_rope = self.cache(forward_pass, latent, self._rotate(k_rope, forward_pass))
             if forward_pass.lends:
-                forward_pass.memo[shared] = latent, k_rope
+                forward_pass.memo[sharing_key] = latent, k_rope
             return latent, k_rope
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -457,10 +457,10 @@ def _reference_class() -> type[nn.Module]:
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
             if forward_pass.mla == "absorbed" or (forward_pass.mla == "auto" and forward_pass.past and x.shape[1] == 1):
-                q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
+                q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorb="value")
+                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)

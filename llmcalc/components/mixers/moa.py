@@ -77,7 +77,7 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer, unchanged: an expert has one query head per key and value head, so queries would change too."""
+        """The unchanged mixer: an expert has one query head per key head, so another number changes the queries."""
         return self
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

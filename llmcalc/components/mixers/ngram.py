@@ -139,10 +139,10 @@ class NgramAttention(TokenMixer):
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
-        predicted = recorder.core(
+        prediction = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = recorder.cat(y, predicted, axes=(heads, dim), rows=x.rows)
+        joined_streams = recorder.cat(y, prediction, axes=(heads, dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -216,8 +216,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact = max(1, self.spec.num_buckets // 2)
-            far = exact + (distance.clamp(min=1) / exact).log2().long()
-            return torch.where(distance < exact, distance, far).clamp(0, self.spec.num_buckets - 1)
+            far_bucket = exact + (distance.clamp(min=1) / exact).log2().long()
+            return torch.where(distance < exact, distance, far_bucket).clamp(0, self.spec.num_buckets - 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
@@ -229,12 +229,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance = queries[:, None] - all_keys
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
-            itself = torch.eye(key_count, dtype=torch.bool, device=x.device)
-            own_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
+            is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
+            self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
-                mask = torch.cat([(distance >= i) | (all_keys == 0), itself], -1)
-                bias = stream_scores.gather(-1, torch.cat([index, own_index], -1))
+                mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
+                bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
             out: Tensor = self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))

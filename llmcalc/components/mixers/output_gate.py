@@ -62,8 +62,8 @@ def _biased_by_head() -> type[nn.Module]:
             self.head_bias = vector(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:
-            by_head = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
-            gates: Tensor = (by_head + self.head_bias.weight[:, None]).flatten(-2)
+            gates_of_heads = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
+            gates: Tensor = (gates_of_heads + self.head_bias.weight[:, None]).flatten(-2)
             return gates
 
     return GateBiasedByHead

@@ -61,33 +61,35 @@ class PooledIndexer(Part):
         return False
 
     def limits(self) -> Mapping[str, Any]:
-        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def source(self) -> str:
         return "GLM-5.3 2026"
 
-    def flow(self, recorder: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+    def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects some of them.
 
-        compressed: the compressed query, which the queries come from. position: none, because pools have no position.
+        query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool = Axis("pool", self.index_kpool)
-        assert compressed is not None
+        assert query_latent is not None
         assert position is None
-        q = recorder.linear("q_proj", compressed, heads, dim)
-        recorder.hold(small=compressed, q=q)
+        q = recorder.linear("q_proj", query_latent, heads, dim)
+        recorder.hold(small=query_latent, q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
         gate = recorder.linear("gate_proj", x, dim)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, many=pool.size))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
-        scores = recorder.scores("core", q, entries, weights=weights, cross=True, core=ops.EntryScores, rate=pool.size)
+        scores = recorder.scores(
+            "core", q, entries, weights=weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
+        )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool=pool.size)
         return scores
@@ -137,21 +139,26 @@ def _reference_class() -> type[nn.Module]:
             keys, gate = self.cache(forward_pass, self.k_norm(self.k_proj(x)), self.gate_proj(x))
             entries = self._pooled_keys(keys, gate)
             scores = self.core(q, entries, self.weights_proj(x)).float()
-            known = (
+            visible_tokens = (
                 forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
             ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
-            ranked_pools = scores.masked_fill(ends > known, float("-inf")).sort(dim=-1, descending=True, stable=True)
+            ranked_pools = scores.masked_fill(ends > visible_tokens, float("-inf")).sort(
+                dim=-1, descending=True, stable=True
+            )
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
             chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
             if tokens == 1:
                 end = forward_pass.past + 1
-                rest = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
-                return torch.cat([chosen_positions, rest], -1)
-            rest = known - known % pool + torch.arange(pool - 1, device=x.device)
-            repeated = (
+                last_pool_tokens = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
+                return torch.cat([chosen_positions, last_pool_tokens], -1)
+            last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
+            repeated_scores = (
                 chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             )
-            return torch.cat([chosen_positions, torch.where(rest < known, rest, repeated)], -1)
+            return torch.cat(
+                [chosen_positions, torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_scores)],
+                -1,
+            )
 
     return PooledIndexerReference

@@ -1,4 +1,4 @@
-"""Attention whose scores have a bias by distance that each token mixes from learned profiles.
+"""Attention with a bias by distance: each token mixes it from learned profiles.
 
 A profile has a bias for each of the last relative_extent distances; a projection of the layer's input gives each head's
 weights of the profiles. Keys and values pass a short convolution. transformers: models/inkling (`InklingAttention`).
@@ -121,7 +121,7 @@ class ProfileAttention(TokenMixer):
 
         rank, extent = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         profiles, _ = recorder.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
-        by_distance = recorder.scores("profile_core", profile_weights, profiles, cross=True)
+        by_distance = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
@@ -203,14 +203,14 @@ def profile_attention_class() -> type[nn.Module]:
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
-            by_distance = self.profile_core(profile_weights, self.profiles.weight)
+            weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
             queries, key_positions = (
                 forward_pass.span(forward_pass.past, end, device),
                 forward_pass.span(end - keys, end, device),
             )
             distance = queries[:, None] - key_positions
-            index = distance.clamp(0, spec.relative_extent - 1).expand(*by_distance.shape[:-1], -1)
-            bias: Tensor = by_distance.gather(-1, index)
+            index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            bias: Tensor = weights_by_distance.gather(-1, index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -65,19 +65,19 @@ class RelativeAttention(TokenMixer):
         rows = Multiple(of=x.rows, by=2) if self.segments else BeforeStrides("distances", of=x.rows, by=2, more=-1)
         r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, many=num_heads))
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
         scores = ops.DistanceScores(num_heads, dim.size, x.rows, rows)
         distance_scores = recorder.core("distances", scores, position_q, r, axes=(heads,))
         index = recorder.distances(q, k, clamped=False, shifted=True)
         recorder.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, many=num_heads))
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
         bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=y)
         if self.segments:
-            recorder.vector("segment_bias", heads, dim, many=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
+            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
         return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -139,8 +139,10 @@ def _reference_class() -> type[nn.Module]:
 
         def _encode_distances(self, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden, furthest = x.shape[-1], self._largest_distance(x)
-            angles = angles_of(furthest - forward_pass.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
+            hidden, largest_distance = x.shape[-1], self._largest_distance(x)
+            angles = angles_of(
+                largest_distance - forward_pass.span(0, largest_distance + x.shape[1], x.device), hidden, 10000.0
+            )
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

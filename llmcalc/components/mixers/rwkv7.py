@@ -147,14 +147,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, r: Tensor, decay: Tensor, k: Tensor, v: Tensor, removed: Tensor, rate: Tensor, stored_state: Any
+            self, r: Tensor, decay: Tensor, k: Tensor, v: Tensor, removal_key: Tensor, rate: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            r, k, v, removed, rate = (t.float() for t in (r, k, v, removed, rate))
+            r, k, v, removal_key, rate = (t.float() for t in (r, k, v, removal_key, rate))
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
             out = []
             for token in range(r.shape[1]):
-                removed_value = state @ -removed[:, token, :, :, None]
-                correction = removed_value * (removed * rate)[:, token, :, None, :]
+                removed_value = state @ -removal_key[:, token, :, :, None]
+                correction = removed_value * (removal_key * rate)[:, token, :, None, :]
                 update = v[:, token, :, :, None] * k[:, token, :, None, :]
                 state = state * decay[:, token, :, None, :] + update + correction
                 out.append((state @ r[:, token, :, :, None])[..., 0])

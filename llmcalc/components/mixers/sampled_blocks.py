@@ -103,8 +103,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _in_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
-            padded = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-            blocks: Tensor = padded.unflatten(2, (-1, self.block))
+            padded_tokens = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
+            blocks: Tensor = padded_tokens.unflatten(2, (-1, self.block))
             return blocks
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -130,12 +130,12 @@ def _reference_class() -> type[nn.Module]:
             totals = torch.zeros_like(queries[..., :1])
             totals = totals.scatter_add(2, self._expanded_indices(rows, totals), weights.sum(-1, keepdim=True))
             if self.approximated:
-                others = (
+                other_blocks = (
                     torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
                 )
-                others = others * token_counts.transpose(-1, -2)
-                sums = sums + (others @ (values.sum(3) / token_counts))[:, :, :, None]
-                totals = totals + others.sum(-1)[..., None, None]
+                other_blocks = other_blocks * token_counts.transpose(-1, -2)
+                sums = sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
+                totals = totals + other_blocks.sum(-1)[..., None, None]
             out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
             return out
 

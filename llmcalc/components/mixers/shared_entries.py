@@ -57,7 +57,7 @@ class CandidateBlocks(Part):
 
 
 class EntryKeyIndexer(Part):
-    """Small query heads that score one key per entry and select the entries that a token attends to.
+    """Small query heads that score one key per entry, to select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of a key.
@@ -207,14 +207,16 @@ class SharedEntryAttention(TokenMixer):
             mask, entries = recorder.among(visible, selection, entries)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
-                recorder.scores("entry_core", q, entries, values=entries, cross=True, core=ops.EntryScores, **limits)
+                recorder.scores(
+                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                )
             )
         weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
         y = recorder.weighted(weights, k)
         if entries is not None:
             y = recorder.add(y, recorder.weighted(weights, entries))
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, back=True)
+        y = recorder.rope(y, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
@@ -224,33 +226,37 @@ class SharedEntryAttention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the entries and each token's selection among them, of this layer or of a lower one."""
         assert self.compress_rate is not None
-        lent: dict[str, Value] = recorder.memo.setdefault("entries", {})
+        lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lent.get("entries", Value(x.rows, (dim,), fixed=True)))
+            entries = recorder.of_lower_layer(
+                "entries", x, lower_entries.get("entries", Value(x.rows, (dim,), fixed=True))
+            )
         else:
             latent, entries = self._latent_and_entries(recorder, x, dim, rope)
-            lent["entries"] = entries
+            lower_entries["entries"] = entries
         if self.indexer is None:
-            absent = Value(x.rows, (), fixed=True)
-            return entries, recorder.of_lower_layer("selection", x, lent.get("selection", absent))
+            empty_value = Value(x.rows, (), fixed=True)
+            return entries, recorder.of_lower_layer("selection", x, lower_entries.get("selection", empty_value))
         with recorder.scope("indexer", role="no_grad"):
-            lent["selection"] = self._selection(recorder, self.indexer, x, compressed_query, latent, lent, rope)
-        return entries, lent["selection"]
+            lower_entries["selection"] = self._selection(
+                recorder, self.indexer, x, compressed_query, latent, lower_entries, rope
+            )
+        return entries, lower_entries["selection"]
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries so far after it."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
-        pending: tuple[Value, ...] = ()
+        unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
             if self.weighted_entries:
-                pending = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
-                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in pending))
+                unpooled_rows = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
+                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
-            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in pending), rows=x.rows)
-            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, every=rate.size), *pending)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, row_stride=rate.size), *unpooled_rows)
 
     def _selection(
         self,
@@ -259,19 +265,19 @@ class SharedEntryAttention(TokenMixer):
         x: Value,
         compressed_query: Value,
         latent: Value | None,
-        lent: dict[str, Value],
+        lower_entries: dict[str, Value],
         rope: Rope,
     ) -> Value:
         """Returns the entries that each token selects. latent: the new entries before RoPE; None for shared ones."""
         assert self.compress_rate is not None
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lent.get("keys", Value(x.rows, (dim,), fixed=True)))
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys", Value(x.rows, (dim,), fixed=True)))
         else:
             keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
-            keys = recorder.rope(keys, rope, every=self.compress_rate)
+            keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
             keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
-            lent["keys"] = keys
+            lower_entries["keys"] = keys
         q = recorder.rope(recorder.linear("q_proj", compressed_query, heads, dim), rope)
         blocks = indexer.candidates
         core: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
@@ -280,7 +286,10 @@ class SharedEntryAttention(TokenMixer):
             core["blocks"] = blocks.candidate_topk_blocks
         visible = recorder.whole_entries(q, keys, self.compress_rate)
         scores = recorder.act(
-            recorder.scale(recorder.scores("core", q, keys, cross=True, **core), indexer.index_head_dim**-0.5), "relu"
+            recorder.scale(
+                recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
+            ),
+            "relu",
         )
         weights = recorder.linear("weights_proj", x, heads)
         return recorder.choose_entries(scores, weights, visible, indexer.index_topk)
@@ -298,7 +307,7 @@ class SharedEntryAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers that need no other; an example of the stack has those that read the entries of others."""
+        """Returns layers with entries of their own; an example of the stack has the layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[name] for name in ("local", "computing", "finding")]
 
@@ -316,11 +325,11 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
     blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
-    of_two_tokens = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
+    rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared = {"compress_rate": 1, "entries_shared": True}
     changes: dict[str, dict[str, Any]] = {
         "local": {},
-        "computing": of_two_tokens,
+        "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
         "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
         "reusing": {**shared, "index_topk": 2},
@@ -363,13 +372,15 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *pending)
             return latent, entries
 
-    def with_earlier(spec: SharedEntryAttention, new: Tensor, earlier: Tensor | None) -> Tensor:
+    def with_earlier(spec: SharedEntryAttention, new_entries: Tensor, earlier: Tensor | None) -> Tensor:
         """Applies RoPE to new rows, one per entry, and puts those of earlier passes before them."""
         assert spec.compress_rate is not None
-        first = 0 if earlier is None else earlier.shape[1]
-        positions = (torch.arange(new.shape[1], device=new.device) + first) * spec.compress_rate
-        new = rotate_at(new, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
-        return new if earlier is None else torch.cat([earlier, new], 1)
+        first_position = 0 if earlier is None else earlier.shape[1]
+        positions = (
+            torch.arange(new_entries.shape[1], device=new_entries.device) + first_position
+        ) * spec.compress_rate
+        new_entries = rotate_at(new_entries, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
+        return new_entries if earlier is None else torch.cat([earlier, new_entries], 1)
 
     class Chooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
@@ -399,15 +410,19 @@ def _reference_class() -> type[nn.Module]:
                 offsets = torch.arange(size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // size * size
-                in_own_block = keys.shape[1] - own_block
-                positions = torch.cat([positions[:, :in_own_block], positions[:, size:]], 1)  # its own block is first
+                index_in_own_block = keys.shape[1] - own_block
+                positions = torch.cat(
+                    [positions[:, :index_in_own_block], positions[:, size:]], 1
+                )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
-            in_blocks = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
-            in_blocks = in_blocks.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[..., : keys.shape[1]]
-            return keys, visible & in_blocks, None
+            is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
+                ..., : keys.shape[1]
+            ]
+            return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
@@ -417,11 +432,15 @@ def _reference_class() -> type[nn.Module]:
                 return
             size, tokens = blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % size
-            best = nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            block_scores = (
+                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+            )
             blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
-            best = best.scatter(-1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf"))
-            ranked = best.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked[..., : blocks.candidate_topk_blocks]
+            block_scores = block_scores.scatter(
+                -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
+            )
+            ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
         @torch.no_grad()
         def forward(
@@ -442,8 +461,8 @@ def _reference_class() -> type[nn.Module]:
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             scores = scores.masked_fill(~visible, float("-inf"))
             self._find_blocks(scores, forward_pass)
-            ranked = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
+            ranked_indices = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
+            selected: Tensor = ranked_indices if positions is None else positions[:, None].gather(-1, ranked_indices)
             return selected
 
     class Core(nn.Module):

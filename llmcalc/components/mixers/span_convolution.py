@@ -115,8 +115,8 @@ def _reference_class() -> type[nn.Module]:
         """
 
         def forward(self, x: Tensor, filters: Tensor) -> Tensor:
-            neighbours = filters.shape[-1] // 2
-            padded = nn.functional.pad(x, (0, 0, 0, 0, neighbours, neighbours))
+            tokens_per_side = filters.shape[-1] // 2
+            padded = nn.functional.pad(x, (0, 0, 0, 0, tokens_per_side, tokens_per_side))
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
             out: Tensor = (windows @ filters[..., None]).squeeze(-1)
             return out
@@ -152,8 +152,8 @@ def _reference_class() -> type[nn.Module]:
                 projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projected in (q, self.k_proj(x), self.v_proj(x))
             )
-            attended = self.core(*heads).transpose(1, 2)
-            out: Tensor = self.o_proj(torch.cat([attended.flatten(2), convolved.flatten(2)], -1))
+            attention_output = self.core(*heads).transpose(1, 2)
+            out: Tensor = self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
             return out
 
     return SpanConvolutionReference

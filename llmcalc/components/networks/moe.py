@@ -226,17 +226,17 @@ class MoE(Network):
 
     def _check_shared_scores(self) -> None:
         """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
-        scores, shared = self.shared_scores, self.shared_expert
+        scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
-            shared is None
+            shared_expert is None
             or self.shared_expert_gate
             or self.shared_expert_mix
-            or not shared.gated
-            or shared.gate_bias
-            or shared.up_bias
-            or shared.down_bias
-            or shared.sub_norm is not None
-            or shared.intermediate_size % scores.shared_experts
+            or not shared_expert.gated
+            or shared_expert.gate_bias
+            or shared_expert.up_bias
+            or shared_expert.down_bias
+            or shared_expert.sub_norm is not None
+            or shared_expert.intermediate_size % scores.shared_experts
         ):
             raise ValueError(
                 "shared_scores: weighs equal parts of a gated shared_expert without biases; expected one whose "
@@ -339,10 +339,10 @@ class MoE(Network):
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
-        four_of = {"num_experts": 4, "num_experts_per_tok": 2}
+        four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**fields: Any) -> Any:
-            return cls(**{**four_of, "expert": swiglu, **fields})
+            return cls(**{**four_experts, "expert": swiglu, **fields})
 
         return [
             small_mixture(num_experts=6),

@@ -288,10 +288,10 @@ def _reference_classes() -> dict[str, type[Any]]:
         ) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
-            all_classes = classes + int(spec.skip)
-            self.modules["router"] = MLP(spec, model_properties.hidden_size, all_classes)
+            class_count = classes + int(spec.skip)
+            self.modules["router"] = MLP(spec, model_properties.hidden_size, class_count)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(all_classes, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
 
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, forward_pass))

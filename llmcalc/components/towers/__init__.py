@@ -69,8 +69,8 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for name, tower, readable in towers_before(towers):
-        input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable}
+    for name, tower, readable_towers in towers_before(towers):
+        input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable_towers}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
             expected_widths = " or ".join(
                 f"{width}, which {tower_name} gives" for tower_name, width in input_widths.items()
@@ -81,17 +81,17 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower with its input. Returns the output of each tower, by its name."""
     outputs: dict[str, Value] = {}
-    for name, tower, readable in towers_before(towers):
+    for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
-        source = _tower_input(own_input, [outputs[read_name] for read_name in readable])
+        source = _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
         outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 
 def _tower_input(own_input: Value, outputs: list[Value]) -> Value | None:
     """Returns the first output with the input's width, or the encoder's output if no output is known to match."""
-    matching = (value for value in outputs if same(value.width, own_input.width))
-    return next(matching, outputs[0] if outputs else None)
+    values_of_width = (value for value in outputs if same(value.width, own_input.width))
+    return next(values_of_width, outputs[0] if outputs else None)
 
 
 __all__ = ["TOWERS", "Tower", "TowerName", "check_widths", "record"]

@@ -183,7 +183,7 @@ class Conformer(TowerPart):
         )
         unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
         light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
-        with_bias = ConformerConvolution(
+        biased_convolution = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
         return [
@@ -204,7 +204,7 @@ class Conformer(TowerPart):
                 subsampling=nemo,
                 num_hidden_layers=3,
                 attention=unlimited_attention,
-                convolution=with_bias,
+                convolution=biased_convolution,
                 feed_forward=gated,
                 norm=layernorm,
                 relative_buckets=8,

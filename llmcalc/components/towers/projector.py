@@ -19,7 +19,7 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, WithMore
+from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
 from ..base import Flag, ModelProperties, Part, Standing, Vocab, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
@@ -85,11 +85,11 @@ class Resampler(Part):
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", query_count, hidden, many=self.queries).view(hidden, rows=rows)
+                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=rows)
             )
         with recorder.apart(causal=False):
             return recorder.part("attention", self.attention, query, memory=keys)
@@ -201,8 +201,8 @@ class Projector(TowerPart):
 
     def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
-        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, many=mark_count)
-        return recorder.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=mark_count))
+        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
+        return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
@@ -218,7 +218,7 @@ class Projector(TowerPart):
             Norm(type="rmsnorm", weight=False),
         )
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        reads = (
+        stack_reading_towers = (
             (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
             (
                 12,
@@ -249,7 +249,7 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
                 cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for size, resampler in reads
+                for size, resampler in stack_reading_towers
             ),
         ]
 
@@ -340,17 +340,17 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
-            merge, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
+            merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
-            norm_after_merge = mean or self.spec.norm_of == "merged"
+            norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
             squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            x = squares.mean(2) if mean else squares.flatten(2)
+            x = squares.mean(2) if is_mean else squares.flatten(2)
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
-                x = frames_of_images.mean(2) if mean else frames_of_images.flatten(2)
+                x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 

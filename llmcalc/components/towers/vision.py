@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, WithMore
+from ...workload.derived_rows import IMAGES, PATCHES, RowsWithExtra
 from ..base import Flag, ModelProperties, Part, Positions, Standing, Width
 from ..inputs import ImageInput
 from ..layers.block import Block
@@ -119,8 +119,8 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        place = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
-        self.stack.check_place(place)
+        position_in_model = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        self.stack.check_place(position_in_model)
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
@@ -145,7 +145,7 @@ class VisionTower(TowerPart):
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
-            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=WithMore(of=patches))
+            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=RowsWithExtra(of=patches))
         if self.positions is not None:
             positions, *other_terms = self.positions.flow(recorder, x)
             for term in other_terms:

@@ -115,7 +115,7 @@ class WeightSite:
 
     @property
     def name(self) -> str:
-        """The last component of the path."""
+        """The last component of the weight's path."""
         return self.path.rpartition(".")[2]
 
 
@@ -216,7 +216,7 @@ def quantized_size(
         Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
-    by_component: dict[str, Parts] = {}
+    parts_by_component: dict[str, Parts] = {}
     most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
         raise InputError(
@@ -228,8 +228,8 @@ def quantized_size(
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
     text_sites, towers = (
-        [s for s in weight_sites if s.optional != TOWERS.name],
-        [s for s in weight_sites if s.optional == TOWERS.name],
+        [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name],
+        [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name],
     )
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
@@ -238,6 +238,6 @@ def quantized_size(
         )
     tower_sites = ((site, plain(site.tensor.size, dtype)) for site in towers)
     for site, parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
-        by_component[site.kind] = by_component.get(site.kind, NOTHING) + parts * site.times
-    total = sum(by_component.values(), NOTHING)
-    return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, by_component)
+        parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + parts * site.times
+    total = sum(parts_by_component.values(), NOTHING)
+    return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, parts_by_component)

@@ -35,7 +35,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
     sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
         raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
-    overall = fields.get("format")
+    model_format = fields.get("format")
     groups_table = fields.table("config_groups")
     if groups_table is None or not groups_table.data:
         raise fields.wrong("config_groups", None, "a table of groups")
@@ -44,7 +44,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
         table = groups_table.table(name)
         if table is None:
             raise groups_table.wrong(name, None, "how a group of modules is quantised")
-        group, label = _group_of_table(table, overall)
+        group, label = _group_of_table(table, model_format)
         groups.append(group)
         labels.append(label)
     excluded_modules = ModuleList(
@@ -70,11 +70,11 @@ def compressed_tensors(fields: Fields) -> Scheme:
     )
 
 
-def _group_of_table(fields: Fields, overall: Any) -> tuple[Group, str]:
+def _group_of_table(fields: Fields, model_format: Any) -> tuple[Group, str]:
     fields.must("output_activations", None)
     targets = fields.texts("targets")
     weights, inputs = fields.table("weights"), fields.table("input_activations")
-    layout = fields.get("format") or overall
+    layout = fields.get("format") or model_format
     fields.all_read()
     if weights is None:
         raise fields.wrong("weights", None, "how weights are quantised")

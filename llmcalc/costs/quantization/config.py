@@ -102,13 +102,13 @@ def _read_fp8(fields: Fields) -> Scheme:
     if listed_layers is not None:
         fields.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
-    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
-    scale_bytes = 1 if in_bytes else 4
+    has_byte_scales = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
+    scale_bytes = 1 if has_byte_scales else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
-        if scale == "ue8m0" and block and not in_bytes
+        if scale == "ue8m0" and block and not has_byte_scales
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
@@ -151,9 +151,9 @@ def _read_awq(fields: Fields) -> Scheme:
         "module_name_preceding_first_block",
         "pad_token_id",
     )
-    fields.must("bits", 4, absent=4)
-    fields.must("w_bit", 4, absent=4)
-    fields.must("zero_point", True, absent=True)
+    fields.must("bits", 4, default=4)
+    fields.must("w_bit", 4, default=4)
+    fields.must("zero_point", True, default=True)
     fields.must("modules_in_block_to_quantize", None)
     layout = fields.lower("version", fields.get("format", "gemm"))
     fields.one_of("version", layout, "gemm")
@@ -202,7 +202,7 @@ def _read_gptq(fields: Fields) -> Scheme:
         "hyb_act",
         "offload_to_disk",
     )
-    fields.must("method", "gptq", absent="gptq")
+    fields.must("method", "gptq", default="gptq")
     fields.one_of(
         "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
     )
@@ -267,13 +267,13 @@ def _read_bitsandbytes(fields: Fields) -> Scheme:
     fields.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    four, eight = (fields.get(name, fields.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    is_4_bit, is_8_bit = (fields.get(name, fields.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     fields.ignore("_load_in_4bit", "_load_in_8bit")
-    fields.must("llm_int8_has_fp16_weight", False, absent=False)
+    fields.must("llm_int8_has_fp16_weight", False, default=False)
     kind, is_double = fields.get("bnb_4bit_quant_type", "fp4"), fields.get("bnb_4bit_use_double_quant", False)
-    if four is eight or any(type(flag) not in (bool, type(None)) for flag in (four, eight)):
-        raise fields.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
-    if eight:
+    if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
+        raise fields.wrong("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
+    if is_8_bit:
         return _every_linear(
             fields, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
@@ -295,7 +295,7 @@ def _read_bitnet(fields: Fields) -> Scheme | None:
     mode, linear = fields.get("quantization_mode", "offline"), fields.get("linear_class", "bitlinear")
     fields.one_of("quantization_mode", mode, "offline", "online")
     fields.one_of("linear_class", linear, "bitlinear", "autobitlinear")
-    fields.must("use_rms_norm", False, absent=False)
+    fields.must("use_rms_norm", False, default=False)
     scheme = _every_linear(
         fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert"
     )
@@ -303,7 +303,7 @@ def _read_bitnet(fields: Fields) -> Scheme | None:
 
 
 def _read_eetq(fields: Fields) -> Scheme:
-    fields.must("weights", "int8", absent="int8")
+    fields.must("weights", "int8", default="int8")
     return _every_linear(
         fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
     )

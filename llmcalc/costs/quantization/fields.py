@@ -21,14 +21,14 @@ class Fields:
         self.where: str = origin
         self.read_names: set[str] = set[str](COMMON)
 
-    def get(self, name: str, absent: Any = None) -> Any:
-        """Returns the value of a field, or `absent` if the field is missing."""
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the value of a field, or `default` if the field is missing."""
         self.read_names.add(name)
-        return self.data.get(name, absent)
+        return self.data.get(name, default)
 
-    def lower(self, name: str, absent: Any = None) -> Any:
+    def lower(self, name: str, default: Any = None) -> Any:
         """Returns the value of a field; strings are converted to lower case."""
-        value = self.get(name, absent)
+        value = self.get(name, default)
         return value.lower() if isinstance(value, str) else value
 
     def ignore(self, *names: str) -> None:
@@ -46,9 +46,9 @@ class Fields:
         if not any(value == choice and type(value) is type(choice) for choice in allowed_values):
             raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed_values)))
 
-    def must(self, name: str, *allowed_values: Any, absent: Any = None) -> None:
+    def must(self, name: str, *allowed_values: Any, default: Any = None) -> None:
         """Checks that a field has a supported value. Raises `InputError` if not."""
-        self.one_of(name, self.get(name, absent), *allowed_values)
+        self.one_of(name, self.get(name, default), *allowed_values)
 
     def texts(self, *names: str) -> list[str]:
         """Returns the list of strings in the first field that is present; empty if none is."""
@@ -67,9 +67,9 @@ class Fields:
         """Returns the strings of all fields that are lists, without repetitions."""
         return list(dict.fromkeys(text for name in names for text in self.texts(name)))
 
-    def group(self, name: str, absent: int | None = None) -> int | None:
+    def group(self, name: str, default: int | None = None) -> int | None:
         """Returns the number of columns that share a scale; None for a whole row (−1 or null in configs)."""
-        value = self.get(name, absent)
+        value = self.get(name, default)
         if value is None or (type(value) is int and value == -1):
             return None
         if type(value) is not int or not 0 < value <= LARGEST:

@@ -105,10 +105,10 @@ class GGUFMix(Scheme):
         return _ModelRules(self, spec, weight_sites)
 
     def notes(self) -> list[str]:
-        with_matrix = ", with an importance matrix" if self.imatrix else ""
+        matrix_text = ", with an importance matrix" if self.imatrix else ""
         texts = [
             f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
-            f"{with_matrix}"
+            f"{matrix_text}"
         ]
         texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
@@ -193,33 +193,39 @@ class _ModelRules:
             return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, default)
         return default
 
-    def _type_of_values(self, mix: str, default: str, i: int) -> str:
-        """Returns the ggml type of `attn_v` or `attn_qkv`. i: the number of earlier layers with such a tensor."""
-        ggml_type, n = default, len(self.values)
+    def _type_of_values(self, mix: str, default: str, earlier_layers: int) -> str:
+        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
+        ggml_type, layer_count = default, len(self.values)
         if mix == "Q2_K":
             ggml_type = "Q4_K" if self.gqa >= 4 else "Q3_K"
         elif mix == "Q3_K_M":
-            ggml_type = "Q5_K" if i < 2 else "Q4_K"
-        elif mix == "Q3_K_L" or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4) or (mix == "Q4_K_S" and i < 4):
+            ggml_type = "Q5_K" if earlier_layers < 2 else "Q4_K"
+        elif (
+            mix == "Q3_K_L"
+            or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4)
+            or (mix == "Q4_K_S" and earlier_layers < 4)
+        ):
             ggml_type = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(i, n):
+        elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
         if self.layers == 80 and self.gqa > 1 and ggml_type in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
             ggml_type = "Q5_K"
         return "Q8_0" if self.experts == 8 else ggml_type
 
     def _type_of_down_proj(self, mix: str, default: str, weight_site: WeightSite) -> str:
-        n = self.layers
-        i = weight_site.layer if self.experts > 1 and weight_site.layer is not None else self.downs[weight_site.path]
+        layer_count = self.layers
+        layer_index = (
+            weight_site.layer if self.experts > 1 and weight_site.layer is not None else self.downs[weight_site.path]
+        )
         if mix == "Q2_K":
             return "Q3_K"
         if mix == "Q3_K_M":
-            return "Q5_K" if i < n // 16 else "Q4_K"
+            return "Q5_K" if layer_index < layer_count // 16 else "Q4_K"
         if mix == "Q3_K_L":
             return "Q5_K"
         if mix in ("Q4_K_M", "Q5_K_M"):
-            return "Q6_K" if _layer_gets_more_bits(i, n) else default
-        is_in_first_eighth = i < n // 8
+            return "Q6_K" if _layer_gets_more_bits(layer_index, layer_count) else default
+        is_in_first_eighth = layer_index < layer_count // 8
         if is_in_first_eighth and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
         if is_in_first_eighth and self.mix.imatrix and mix in ("Q4_0", "Q5_0"):
@@ -256,9 +262,13 @@ def _parent_path(weight_site: WeightSite) -> str:
     return weight_site.path.rpartition(".")[0]
 
 
-def _layer_gets_more_bits(i: int, n: int) -> bool:
+def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
     """Whether layer i of n is in the first or last eighth, or is every third layer in between (`use_more_bits`)."""
-    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+    return (
+        layer_index < layer_count // 8
+        or layer_index >= 7 * layer_count // 8
+        or (layer_index - layer_count // 8) % 3 == 2
+    )
 
 
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
@@ -312,14 +322,14 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
     """
-    with_keys = [
+    mixers_with_keys = [
         site
         for site in weight_sites
         if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
     ]
-    if not with_keys:
+    if not mixers_with_keys:
         return 1
-    site = min(with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
+    site = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
     core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if core is None or (
         site.layer and not any(_is_in_gated_delta_net(candidate) for candidate in weight_sites if candidate.layer == 0)
@@ -354,4 +364,9 @@ def _type_bytes(elements: int, ggml_type: str) -> Parts:
         return plain(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
     block_count = elements // block
-    return Parts(*(n if is_zero(n) else n * block_count for n in (codes, scales, minima)))
+    return Parts(
+        *(
+            bytes_per_block if is_zero(bytes_per_block) else bytes_per_block * block_count
+            for bytes_per_block in (codes, scales, minima)
+        )
+    )

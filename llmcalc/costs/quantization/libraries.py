@@ -53,7 +53,7 @@ def auto_round(scheme_fields: Fields) -> Scheme:
         "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
         "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
     )  # fmt: skip
-    scheme_fields.must("data_type", "int", absent="int")
+    scheme_fields.must("data_type", "int", default="int")
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
         raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
@@ -118,7 +118,7 @@ def quark(scheme_fields: Fields) -> Scheme:
         "softmax_quant_spec",
         "version",
     )
-    overall = scheme_fields.table("global_quant_config")
+    model_format = scheme_fields.table("global_quant_config")
     layers = scheme_fields.table("layer_quant_config")
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
@@ -130,8 +130,8 @@ def quark(scheme_fields: Fields) -> Scheme:
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
         labels.append(label)
-    if overall is not None and overall.data:
-        storage_format, label = _quark_format(overall)
+    if model_format is not None and model_format.data:
+        storage_format, label = _quark_format(model_format)
         groups.append(Group(storage_format))
         labels.append(label)
     if not groups:
@@ -202,13 +202,13 @@ def quanto(fields: Fields) -> Scheme:
 def aqlm(fields: Fields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
     columns, rows = fields.group("in_group_size", 8) or 8, fields.group("out_group_size", 1) or 1
-    books, bits = fields.group("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
+    codebooks, bits = fields.group("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
     fields.one_of("nbits_per_codebook", bits, *range(1, 17))
     names = [name.removesuffix(".weight") for name in fields.texts("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
-    storage_format = AQLM(columns, rows, books, bits)
+    storage_format = AQLM(columns, rows, codebooks, bits)
     return LinearScheme(
-        f"aqlm-{books}x{bits}",
+        f"aqlm-{codebooks}x{bits}",
         "AQLM",
         (),
         (Group(storage_format),),
@@ -236,7 +236,7 @@ def higgs(fields: Fields) -> Scheme:
 
 def gemma(scheme_fields: Fields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` has the bits of single modules."""
-    scheme_fields.must("quantize_embeddings", False, absent=False)
+    scheme_fields.must("quantize_embeddings", False, default=False)
     bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs")
     scheme_fields.one_of("num_bits", bits, 2, 4, 8)
     groups: list[Group] = []
@@ -283,8 +283,8 @@ def _read_exl(fields: Fields, name: str, *, vectors: bool) -> Scheme:
     return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
 
 
-def _average_bits(fields: Fields, name: str, absent: float | None) -> Fraction:
-    value = fields.get(name, absent)
+def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:
+    value = fields.get(name, default)
     if type(value) not in (int, float) or not 0 < value <= 16:
         raise fields.wrong(name, value, "a number of bits above 0 and at most 16")
     return Fraction(str(value))

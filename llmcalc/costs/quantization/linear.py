@@ -147,9 +147,10 @@ class LinearScheme(Scheme):
             list_entry for group in self.groups if group.named is not None for list_entry in group.named.unused
         ]
         if unused_entries:
-            more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
+            ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
             texts.append(
-                f"the config converts modules that are not in this model: {', '.join(unused_entries[:3])}{more_text}"
+                "the config converts modules that are not in this model: "
+                f"{', '.join(unused_entries[:3])}{ellipsis_text}"
             )
         return [*texts, *self.remarks]
 

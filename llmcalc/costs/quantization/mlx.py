@@ -106,12 +106,12 @@ class MLXScheme(Scheme):
         module_format = next(
             (storage_format for modules, storage_format in self.others if weight_site.names in modules), self.usual
         )
-        projects = (
+        is_projection = (
             weight_site.kind in PROJECTIONS
             and weight_site.tensor.role == "matrix"
             and len(weight_site.tensor.shape) == 2
         )
-        if module_format is self.usual and weight_site.kind not in (*ALWAYS_CONVERTED, "router") and not projects:
+        if module_format is self.usual and weight_site.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
             unknown_reason = f"{weight_site.path} ({weight_site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
@@ -165,6 +165,6 @@ def _module_format(fields: Fields) -> tuple[ModuleFormat, str]:
         fields.one_of("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
     group = 16 if mode == "nvfp4" else 32
-    fields.must("group_size", group, absent=group)
-    fields.must("bits", 8 if mode == "mxfp8" else 4, absent=8 if mode == "mxfp8" else 4)
+    fields.must("group_size", group, default=group)
+    fields.must("bits", 8 if mode == "mxfp8" else 4, default=8 if mode == "mxfp8" else 4)
     return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"

@@ -90,7 +90,7 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
 
     Raises `InputError` for experts of one layer with different formats.
     """
-    by_format: dict[LinearFormat | None, list[str]] = {}
+    modules_by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
     for name, (algorithm, storage_format) in _formats_by_module(layers_table):
@@ -102,10 +102,10 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
                 raise layers_table.wrong(name, algorithm, "the format of the layer's other experts")
             continue
         format_by_module[module] = storage_format
-        by_format.setdefault(storage_format, []).append(module)
+        modules_by_format.setdefault(storage_format, []).append(module)
     groups = (
         Group(storage_format, ModuleList(names, "modelopt", "quantized_layers"))
-        for storage_format, names in by_format.items()
+        for storage_format, names in modules_by_format.items()
     )
     return tuple(groups), tuple(algorithms)
 

@@ -121,14 +121,14 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
     if mix in MIXES:
         return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fuses_qkv)
-    for _, pattern, make in _SIZED:
+    for _, pattern, make_scheme in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:
             matched_sizes = match.groupdict()
             group = matched_sizes["group"]
             if group is not None and not 0 < int(group[:12]) <= MOST:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
-            return make(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
+            return make_scheme(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
     suggestion = suggest(label, list(COMMON))
     known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(

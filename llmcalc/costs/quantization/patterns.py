@@ -121,9 +121,9 @@ class ModuleList:
             return True
         if not self._tests:
             return False
-        began = process_time()
+        started_at = process_time()
         list_entry = next((list_entry for list_entry, test in self._tests if test(name)), None)
-        self._spent += process_time() - began
+        self._spent += process_time() - started_at
         if self._spent > LONGEST_MATCHING:
             raise InputError(
                 f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "
@@ -145,7 +145,7 @@ class ModuleList:
 
     @property
     def unused(self) -> list[str]:
-        """Entries that have matched no module yet, without entries for modules that no scheme converts."""
+        """Entries without a matching module, except entries for modules that no scheme converts."""
         return [
             list_entry
             for list_entry in self.entries

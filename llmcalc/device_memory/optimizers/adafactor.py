@@ -70,16 +70,16 @@ def _is_factored(parameter: OptimizedParameter) -> bool:
     return len(parameter.grad.shape) > 1
 
 
-def _new_reduction(optimizer_step: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
+def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
     """Allocates a reduction over one axis, whose length becomes 1."""
-    shape = list(x.shape)
+    shape = list(tensor.shape)
     shape[axis] = 1
-    return optimizer_step.t.new(tuple(shape), dtype or x.dtype)
+    return optimizer_step.t.new(tuple(shape), dtype or tensor.dtype)
 
 
-def _new_norm(optimizer_step: OptimizerStep, x: Tensor) -> None:
+def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
     """Allocates the norm of a tensor, which the host reads."""
-    optimizer_step.t.new((), x.dtype)
+    optimizer_step.t.new((), tensor.dtype)
 
 
 def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:

@@ -22,8 +22,12 @@ ONE_INTERMEDIATE = (2, 1)
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of both moments and of the step counts."""
-    n = elements_of(tensors)
-    return {"exp_avg": bytes_of(n, dtype), "exp_avg_sq": bytes_of(n, dtype), "step": STEP_BYTES * count_of(tensors)}
+    element_count = elements_of(tensors)
+    return {
+        "exp_avg": bytes_of(element_count, dtype),
+        "exp_avg_sq": bytes_of(element_count, dtype),
+        "step": STEP_BYTES * count_of(tensors),
+    }
 
 
 def step(optimizer_step: OptimizerStep) -> None:
@@ -55,12 +59,12 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    older = is_older(optimizer_step.torch, ONE_INTERMEDIATE)
+    is_older_torch = is_older(optimizer_step.torch, ONE_INTERMEDIATE)
     for group in optimizer_step.by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
         denom = (
             [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
-            if older
+            if is_older_torch
             else exp_avg_sq_sqrt
         )
         optimizer_step.write(group, denom)
@@ -79,8 +83,8 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    all_parameters = [parameter for parameter, _ in parameters]
-    yield torch.optim.AdamW(all_parameters, foreach=implementation == "foreach", fused=implementation == "fused")
+    parameters_of_model = [parameter for parameter, _ in parameters]
+    yield torch.optim.AdamW(parameters_of_model, foreach=implementation == "foreach", fused=implementation == "fused")
 
 
 OPTIMIZER = Optimizer(

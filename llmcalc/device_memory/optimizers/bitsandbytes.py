@@ -35,7 +35,7 @@ LEAST_PAGED = 100_000
 
 
 def bitsandbytes_optimizer(
-    optimizer_name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
+    optimizer_name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, is_paged: bool = False
 ) -> Optimizer:
     """Returns the record of an optimizer with this number of states per element."""
     formats = (
@@ -43,19 +43,19 @@ def bitsandbytes_optimizer(
         f"per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)"
     )
     paging = "the driver may move states to the host, where the device has no room for them"
-    eight = bits == 8
+    in_8_bits = bits == 8
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=partial(state_bytes, moments, eight),
-        step=partial(run_step, moments, eight),
+        states=partial(state_bytes, moments, in_8_bits),
+        step=partial(run_step, moments, in_8_bits),
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(text for text, applies in ((formats, eight), (paging, paged)) if applies),
-        state_format="uint8" if eight else "float32",
-        state_format_note="its states are 8-bit, with fp32 scales" if eight else "its states are fp32",
-        by_element=not eight,
-        paged=paged_bytes(moments, eight) if paged else None,
+        note="; ".join(text for text, applies in ((formats, in_8_bits), (paging, is_paged)) if applies),
+        state_format="uint8" if in_8_bits else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales" if in_8_bits else "its states are fp32",
+        by_element=not in_8_bits,
+        paged=paged_bytes(moments, in_8_bits) if is_paged else None,
         witness=by_source("bitsandbytes/optim/optimizer.py", COMPARISON),
     )
 
@@ -65,36 +65,39 @@ def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
     return minimum(1, floor_div(tensor.size, min_elements))
 
 
-def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(moments: int, in_8_bits: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-    is_quantized = is_large if eight else lambda tensor: 0
+    is_quantized = is_large if in_8_bits else lambda tensor: 0
     state = sum_over(tensors, lambda t: is_quantized(t) * t.size + 4 * (1 - is_quantized(t)) * t.size)
     sizes: States = {f"state{i + 1}": state for i in range(moments)}
-    if eight:
+    if in_8_bits:
         scales = 4 * sum_over(tensors, lambda t: is_quantized(t) * ceil_div(t.size, BLOCK))
         sizes |= {f"absmax{i + 1}": scales for i in range(moments)}
         sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, is_quantized))
     return sizes
 
 
-def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
+def paged_bytes(moments: int, in_8_bits: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
     """Returns the function that counts the bytes of states in managed memory."""
     return lambda tensors: (
-        moments * (1 if eight else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
+        moments * (1 if in_8_bits else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
     )
 
 
-def run_step(moments: int, eight: bool, optimizer_step: OptimizerStep) -> None:
+def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> None:
     """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    aten, with_maps = optimizer_step.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
-    has_maps = any(len(parameter.states) == with_maps for parameter in optimizer_step.parameters)
+    aten, states_with_maps = (
+        optimizer_step.t,
+        3 * moments,
+    )  # states of a tensor that owns the code maps: states, scales, maps
+    has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if parameter.states:
             continue
         with optimizer_step.counted_as_states():
-            if not eight or parameter.tensor.count < LEAST_8BIT:
+            if not in_8_bits or parameter.tensor.count < LEAST_8BIT:
                 parameter.states = [aten.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
                 continue
             maps = [] if has_maps else [aten.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]

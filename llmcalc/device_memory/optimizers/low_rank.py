@@ -76,9 +76,9 @@ def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParamete
     """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
     other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
-    with_decay = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
+    decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
     matrices = [parameter for parameter in optimizer_step.updated if parameter.matrix]
-    yield from optimizer_step.loop_over([*vectors, *with_decay, *matrices])
+    yield from optimizer_step.loop_over([*vectors, *decayed_parameters, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

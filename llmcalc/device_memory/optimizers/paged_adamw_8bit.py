@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from .bitsandbytes import bitsandbytes_optimizer
 
-OPTIMIZER = bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, paged=True)
+OPTIMIZER = bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True)

@@ -47,10 +47,10 @@ DEFAULT = "adamw"
 
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
-    with_rank = WITH_RANK.fullmatch(optimizer_name)
-    module = with_rank[1] if with_rank else optimizer_name.replace("-", "_")
+    rank_match = WITH_RANK.fullmatch(optimizer_name)
+    module = rank_match[1] if rank_match else optimizer_name.replace("-", "_")
     contents = import_module(f".{module}", __package__)
-    record: Optimizer = contents.of_rank(int(with_rank[2]), optimizer_name) if with_rank else contents.OPTIMIZER
+    record: Optimizer = contents.of_rank(int(rank_match[2]), optimizer_name) if rank_match else contents.OPTIMIZER
     return record
 
 

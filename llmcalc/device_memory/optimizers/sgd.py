@@ -44,12 +44,12 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    all_parameters, foreach, is_fused = (
+    parameters_of_model, foreach, is_fused = (
         [parameter for parameter, _ in parameters],
         implementation == "foreach",
         implementation == "fused",
     )
-    yield torch.optim.SGD(all_parameters, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=is_fused)
+    yield torch.optim.SGD(parameters_of_model, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=is_fused)
 
 
 OPTIMIZER = Optimizer(

@@ -36,9 +36,9 @@ class ElementwiseVerbs(Recorder):
         """Records a / b."""
         return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
-    def scale(self, x: Value, by: float) -> Value:
+    def scale(self, x: Value, factor: float) -> Value:
         """Records x times a constant."""
-        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=factor)
 
     def plus(self, x: Value, constant: float) -> Value:
         """Records x plus a constant."""
@@ -79,25 +79,25 @@ class ElementwiseVerbs(Recorder):
         """Records the previous row of each row. first: the row before the first row."""
         return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
-    def dropout(self, x: Value, place: str, *, ends_sublayer: bool = False) -> Value:
+    def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
         """Records training dropout at a place of `components/dropout.py`; no step if the model has none there.
 
         ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
             follows; false by default.
         """
-        probability = self.dropouts.get(place, 0.0)
+        probability = self.dropouts.get(dropout_place, 0.0)
         if not probability and not ends_sublayer:
             return x
-        return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=place, probability=probability)
+        return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=dropout_place, probability=probability)
 
-    def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
+    def rope(self, x: Value, spec: Any, *, inverse: bool = False, row_stride: Number = None) -> Value:
         """Records rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the
         tables.
 
-        back: whether it is undone, false by default.
-        every: the number of positions from one row to the next; by default rows are tokens.
+        inverse: whether it is undone, false by default.
+        row_stride: the number of positions from one row to the next; by default rows are tokens.
         """
-        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=back, every=every)
+        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=inverse, every=row_stride)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
@@ -142,7 +142,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | Beside) -> Value:
-        """Records a value without rows, such as the features of an image that is not there. name: what they are."""
+        """Records a value without rows, such as the features of a missing image. name: the noun of its rows."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:

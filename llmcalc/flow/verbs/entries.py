@@ -44,9 +44,9 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
-    def of_lower_layer(self, name: str, x: Value, lent: Value) -> Value:
-        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name."""
-        return self.step("of_lower_layer", "", (x, lent), lent.view(*lent.axes), slot=name)
+    def of_lower_layer(self, name: str, x: Value, lower_value: Value) -> Value:
+        """Records the read of a lower layer's result (entries, keys or a selection) by its name."""
+        return self.step("of_lower_layer", "", (x, lower_value), lower_value.view(*lower_value.axes), slot=name)
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
@@ -86,7 +86,7 @@ class EntryVerbs(Recorder):
         bits: Number = None,
         last: tuple[Value, ...] = (),
     ) -> None:
-        """Records a state that is cached per sequence, of a size that does not depend on the number of rows.
+        """Records a cached state per sequence, whose size does not depend on the number of rows.
 
         last: the values whose last row it is; none where a step that reads it keeps it.
         """

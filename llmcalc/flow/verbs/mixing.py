@@ -84,7 +84,7 @@ class MixingVerbs(Recorder):
         *,
         weights: Value | None = None,
         values: Value | None = None,
-        cross: bool = False,
+        is_cross_attention: bool = False,
         core: Callable[..., Op] = ops.AttentionCore,
         **limits: Any,
     ) -> Value:
@@ -92,12 +92,12 @@ class MixingVerbs(Recorder):
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
-        cross: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
+        is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
         """
         heads, *qk = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
-        keys = k.rows if cross else None
+        keys = k.rows if is_cross_attention else None
         op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
         ins = (q, k) if weights is None else (q, k, weights)
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)

@@ -130,7 +130,7 @@ class WeightVerbs(Recorder):
         *dim: Axis | Beside,
         of: Rows = TOKENS,
         by: Index = "ids",
-        read: Number = None,
+        rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
         """Records an embedding look-up for each of the rows `of`. Also returns the weight, to which a later step may be
@@ -140,10 +140,10 @@ class WeightVerbs(Recorder):
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
             `chosen`: tokens that the pass itself chooses.
             `all`: nothing; the value is the table itself.
-        read: the rows that a token reads, of a table whose other rows are not counted as active; by default all are.
+        rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
         weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.n(dim), read)
+        op = ops.Embedding(rows.size, self.n(dim), rows_read)
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
@@ -218,15 +218,15 @@ class WeightVerbs(Recorder):
         name: str,
         *axes: Axis | Beside,
         heads: Axis | None = None,
-        many: Number = None,
+        count: Number = None,
         frozen: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records a parameter that is added or multiplied elementwise.
 
-        heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
+        heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
-        op = ops.Weight(self.n(axes), None if heads is None else heads.size, many, frozen)
+        op = ops.Weight(self.n(axes), None if heads is None else heads.size, count, frozen)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
@@ -258,6 +258,6 @@ class WeightVerbs(Recorder):
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:
     """Returns rows with `padding` rows before the first."""
-    from ...workload.derived_rows import WithMore
+    from ...workload.derived_rows import RowsWithExtra
 
-    return WithMore(of=rows, more=padding)
+    return RowsWithExtra(of=rows, more=padding)

@@ -174,8 +174,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             "seq": reader.size(config, "sequence_len", 512),
             **optimizer_settings(reader, "optimizer", reader.value(config, "optimizer", "adamw_torch_fused")),
         }
-        half = _half_format(reader, config)
-        run_settings |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
+        half_dtype = _half_format(reader, config)
+        run_settings |= {"precision": "fp32"} if half_dtype is None else {"dtype": half_dtype, "master_weights": "none"}
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
         _check_overrides(reader, config)
@@ -188,7 +188,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         return trained(
             reader,
             "axolotl",
-            _trainer_arguments(config, half),
+            _trainer_arguments(config, half_dtype),
             run_settings,
             source_file.world_size,
             target=str(config["base_model"] or ""),
@@ -375,7 +375,7 @@ def _preference_settings(reader: LaunchReader, name: str, run_settings: Mapping[
     return pair_settings(reader, PREFERENCES[name], run_settings)
 
 
-def _trainer_arguments(config: Table, half: str | None) -> dict[str, Any]:
+def _trainer_arguments(config: Table, half_dtype: str | None) -> dict[str, Any]:
     """Returns the Trainer's arguments that select a framework, such as DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
@@ -389,5 +389,5 @@ def _trainer_arguments(config: Table, half: str | None) -> dict[str, Any]:
     if isinstance(arguments.get("fsdp_config"), Mapping) and version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": version}
     if version != 2:
-        arguments |= {"bf16": half == "bf16", "fp16": half == "fp16"}
+        arguments |= {"bf16": half_dtype == "bf16", "fp16": half_dtype == "fp16"}
     return arguments

@@ -32,10 +32,10 @@ class Bf16OptimizerRun(ReplicatedRun):
             flat_weights = Storage(self.meter, element_count * width)
         for weight in self.parameters:
             weight.storage = flat_weights
-        clone = Storage(self.meter, self.partition_size * width)
+        cloned_partition = Storage(self.meter, self.partition_size * width)
         with counted_as(self.meter, "optimizer"):
             self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
-        del clone
+        del cloned_partition
         with counted_as(self.meter, "gradients"):
             self.flat_sums = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
 

@@ -19,10 +19,15 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
     training_config = memory_estimate.training()
     transient = partial(
-        transient_bytes, measure_optimizer_step(training_config, flat=True), DTYPES[training_config.dtype].bytes
+        transient_bytes,
+        measure_optimizer_step(training_config, has_flat_parameters=True),
+        DTYPES[training_config.dtype].bytes,
     )
     return estimate_with_torch_kernels(
-        memory_estimate, bytes_per_parameter(memory_estimate, flat=True), cast_adapters(training_config), transient
+        memory_estimate,
+        bytes_per_parameter(memory_estimate, has_flat_parameters=True),
+        cast_adapters(training_config),
+        transient,
     )
 
 
@@ -47,13 +52,13 @@ def transient_bytes(
     buffer = width * bucket
     if layout.zero == 3:
         group_share = min(1, settings.sub_group_size / max(1, shard))
-        live = width * min(settings.stage3_max_live_parameters, parameters)
+        live_bytes = width * min(settings.stage3_max_live_parameters, parameters)
         flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
         layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
             always=buffer,
-            in_passes=live,
-            outside_modules=-min(live, width * layers),  # the layers' parameters are released when they have run
+            in_passes=live_bytes,
+            outside_modules=-min(live_bytes, width * layers),  # the layers' parameters are released when they have run
             optimizer_step=round(group_share * max(step_bytes, flattened)),
         )
     whole_tensors = max(shard, *(stage.largest_tensor for stage in stage_parameters))  # a rank updates parts of them

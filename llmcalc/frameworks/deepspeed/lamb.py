@@ -27,10 +27,10 @@ class LambRun(ReplicatedRun):
             for weight in self.parameters:
                 if weight.grad is None:
                     weight.grad = empty(self.meter, weight.shape, self.dtype)
-            flat = Storage(self.meter, element_count * self.dtype.bytes)
-            for_norm = Storage(self.meter, element_count * self.dtype.bytes)
-            in_float = Storage(self.meter, element_count * FLOAT32.bytes)
-        del flat, for_norm, in_float
+            flat_gradient = Storage(self.meter, element_count * self.dtype.bytes)
+            norm_buffer = Storage(self.meter, element_count * self.dtype.bytes)
+            float32_gradient = Storage(self.meter, element_count * FLOAT32.bytes)
+        del flat_gradient, norm_buffer, float32_gradient
         for weight in self.parameters:
             weight.grad = None
 

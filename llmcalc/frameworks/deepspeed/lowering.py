@@ -16,7 +16,7 @@ from .param_coordinator import Coordinator
 
 
 class UnpackHook:
-    """An autograd-node hook that unpacks a saved tensor which the backward pass does not read."""
+    """A hook of an autograd node: unpacks a saved tensor that the backward pass does not read."""
 
     def __init__(self, saved: Saved) -> None:
         self.saved = saved

@@ -44,9 +44,9 @@ class ParameterStorage(Storage):
 class AllGatherHandle:
     """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
 
-    def __init__(self, parameters: Sequence[Parameter], flat: Storage | None) -> None:
+    def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
-        self.flat: Storage | None = flat
+        self.flat: Storage | None = flat_parameters
         self.complete: bool = False
 
 
@@ -218,7 +218,7 @@ class Coordinator:
         self.live_elements += sum(parameter.count for parameter in parameters)
         width = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
-            from_host = self._copy_shards_from_host(parameters)
+            copied_shards = self._copy_shards_from_host(parameters)
         if self.ranks == 1:
             for parameter in parameters:
                 parameter.gathering = AllGatherHandle([parameter], None)
@@ -242,7 +242,7 @@ class Coordinator:
                 if uses_all_reduce:
                     parameter.storage.inner = flat_buffer
             del flat_buffer
-        del from_host
+        del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""

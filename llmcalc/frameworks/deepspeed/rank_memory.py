@@ -97,8 +97,8 @@ def replicated_run(
 
 def updates_flat_copy(training_config: Training, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
-    own_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
-    return settings.stage == 0 and training_config.dtype != "float32" and own_adam
+    uses_deepspeed_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
+    return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
 def cast_adapters(training_config: Training) -> Training:
@@ -159,14 +159,14 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
         option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
-    replay_result, on_host = replay_zero(
+    replay_result, host_memory = replay_zero(
         memory_estimate.spec, training_config, settings, layout.dp, layout.coordinates(rank).dp, cuda_runtime
     )
     return replace(
         summarize(
             replay_result, cuda_runtime, layer_stacks(memory_estimate.spec), tensor_status(settings, training_config)
         ),
-        host=on_host,
+        host=host_memory,
     )
 
 
@@ -180,9 +180,9 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
             raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{groups}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
-    requested = version or settings.version
-    if requested not in ("", VERSION):
-        raise InputError(f"--framework-version {requested}: not modelled with deepspeed; expected {VERSION}")
+    requested_version = version or settings.version
+    if requested_version not in ("", VERSION):
+        raise InputError(f"--framework-version {requested_version}: not modelled with deepspeed; expected {VERSION}")
     if settings.stage is None or layout.zero:  # an option beside a file replaces the file's stage
         return replace(settings, stage=layout.zero)
     return settings

@@ -85,8 +85,8 @@ class ReplicatedRun(ZeroRun):
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
         for weight in self.parameters:
             if weight.grad is not None:
-                in_float = Storage(self.meter, elements(weight) * FLOAT32.bytes)
-                del in_float
+                float32_gradient = Storage(self.meter, elements(weight) * FLOAT32.bytes)
+                del float32_gradient
 
     def update(self) -> None:
         """Runs the optimizer step; for 16-bit weights with float32 copies of the gradients."""
@@ -111,16 +111,16 @@ class FlatCopyRun(ReplicatedRun):
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
-            clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
+            cloned_tensors = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
             flat_weights = Storage(self.meter, element_count * width)
-        del clones
+        del cloned_tensors
         for weight in self.parameters:
             weight.storage = flat_weights
-        clone = Storage(self.meter, element_count * width)
+        cloned_weights = Storage(self.meter, element_count * width)
         with counted_as(self.meter, "optimizer"):
-            copy = empty(self.meter, (element_count,), FLOAT32)
-        del clone
-        self.trained = [OptimizedParameter(copy)]
+            float32_copy = empty(self.meter, (element_count,), FLOAT32)
+        del cloned_weights
+        self.trained = [OptimizedParameter(float32_copy)]
         with counted_as(self.meter, "gradients"):
             self.trained[0].gradient = empty(self.meter, (element_count,), FLOAT32)
         self.run_optimizer()

@@ -82,8 +82,11 @@ class ZeroRun(TrainingRun):
 
     def parameters_in_module_order(self) -> list[Tensor]:
         """Returns every trained parameter once, in the order of the model's modules."""
-        by_path = dict(self.lowering.parameters)
-        weights_by_id = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
+        parameters_by_path = dict(self.lowering.parameters)
+        weights_by_id = {
+            id(weight): weight
+            for weight in (parameters_by_path[path] for path in in_module_order(list(parameters_by_path)))
+        }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
     def host_terms(self) -> tuple[Term, ...]:

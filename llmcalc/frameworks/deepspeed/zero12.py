@@ -121,16 +121,16 @@ class PartitionedRun(ZeroRun):
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
-        clone = Storage(self.meter, self.partition_size * width)
+        cloned_partition = Storage(self.meter, self.partition_size * width)
         if self.offloads:
-            del clone
+            del cloned_partition
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
                 self.host_buffer = Storage(self.meter, self.largest_parameter * width)
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
             fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
-        del clone
+        del cloned_partition
         self.trained = [OptimizedParameter(fp32_partition)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
@@ -150,14 +150,14 @@ class PartitionedRun(ZeroRun):
         if not self.offloads:
             return ()
         size, width = self.partition_size, self.dtype.bytes
-        host_bytes_of = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
+        round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
         buffers = [size * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
             buffers += [elements(weight) * width for weight in self.rank_parameters]
         return (
-            Term("fp32 weights and gradients", 2 * host_bytes_of(size * FLOAT32.bytes), "source", SOURCE),
+            Term("fp32 weights and gradients", 2 * round_host_bytes(size * FLOAT32.bytes), "source", SOURCE),
             Term("optimizer states", self.host_state_bytes(size), "source", SOURCE),
-            Term("buffers", sum(map(host_bytes_of, buffers)), "source", SOURCE),
+            Term("buffers", sum(map(round_host_bytes, buffers)), "source", SOURCE),
         )
 
     @property
@@ -280,11 +280,11 @@ class PartitionedRun(ZeroRun):
 
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks that own the pieces."""
-        settings, own_rank = self.settings, self.rank
+        settings, this_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for piece in self.pieces[id(weight)]:
-                is_separate = self.accumulates_partition and piece.rank == own_rank
+                is_separate = self.accumulates_partition and piece.rank == this_rank
                 if is_separate and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == piece.rank:
@@ -293,7 +293,7 @@ class PartitionedRun(ZeroRun):
                     pieces.append(piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == own_rank])
+            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == this_rank])
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces)
         else:

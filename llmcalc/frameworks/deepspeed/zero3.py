@@ -65,8 +65,8 @@ class Stage3Run(ZeroRun):
     def prepare_training(self) -> None:
         """Creates the rank's shards, their float32 copies and gradients, and the bucket's buffer."""
         coordinator, memory_meter, width = self.coordinator, self.meter, self.dtype.bytes
-        by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
+        parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
+        coordinator.parameters = [parameters_by_path[path] for path in in_module_order(list(parameters_by_path))]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
@@ -105,20 +105,20 @@ class Stage3Run(ZeroRun):
         settings, memory_terms = self.settings, list[Term]()
         groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
         if self.offloads:
-            host_bytes_of = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(size * FLOAT32.bytes + host_bytes_of(size * FLOAT32.bytes) for size in groups)
+            round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
+            weights = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in groups)
             memory_terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
                 Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
-                Term("buffers", host_bytes_of(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("buffers", round_host_bytes(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
-            host_bytes_of = pinned_bytes if settings.offload_param_pin_memory else int
+            round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
                 parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
             ]
             shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
-            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(host_bytes_of, shards))
+            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(round_host_bytes, shards))
             memory_terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(memory_terms)
 
@@ -131,8 +131,10 @@ class Stage3Run(ZeroRun):
             with counted_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest = max(sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups)
-        gradient_buffer = Storage(memory_meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
+        largest_group = max(
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+        )
+        gradient_buffer = Storage(memory_meter, largest_group * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
@@ -225,12 +227,12 @@ class Stage3Run(ZeroRun):
         message = None
         if self.communication_dtype is not self.accumulation_dtype:
             message, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
-        padded = [
+        padded_gradients = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
+        return [*padded_gradients, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
         """Reduces the concatenated gradients, and returns the storages of this rank's shards.
@@ -243,10 +245,10 @@ class Stage3Run(ZeroRun):
             cast_gradients = [
                 Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket
             ]
-        padded = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
+        padded_elements = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
         concatenated_gradients: list[Storage] = []
-        if len(self.bucket) > 1 or padded > self.elements:
-            concatenated_gradients = [Storage(self.meter, padded * self.communication_dtype.bytes)]
+        if len(self.bucket) > 1 or padded_elements > self.elements:
+            concatenated_gradients = [Storage(self.meter, padded_elements * self.communication_dtype.bytes)]
         if self.communication_dtype is self.accumulation_dtype:
             return concatenated_gradients or cast_gradients
         cast_gradients = []

@@ -80,9 +80,9 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
     ignored = IGNORED | step3.IGNORED
     reader.ignored += [name for name in data if name in ignored]
     unknown_keys(reader, data, (*step3.READ, *ignored), "", "no argument that is known")
-    actor = step3.step1_arguments(reader, data)
-    config = _deepspeed_config(reader, actor)
-    settings = _other_settings(reader, actor) | step3.loss_settings(reader, data)
+    actor_arguments = step3.step1_arguments(reader, data)
+    config = _deepspeed_config(reader, actor_arguments)
+    settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, data)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
     rollout = step3.rollout_of(reader, data, launch_settings.layout.dp)
     return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)

@@ -59,14 +59,14 @@ def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     for name, reason in OFF.items():
         if data.get(name) not in (None, False, 0):
             reader.unknown[f"--{name}"] = reason
-    accumulated = reader.size(data, "gradient_accumulation_steps", 1)
+    accumulation_steps = reader.size(data, "gradient_accumulation_steps", 1)
     arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
     arguments |= {OF_THE_ACTOR[name]: value for name, value in data.items() if name in OF_THE_ACTOR}
     return {
         **arguments,
         "per_device_train_batch_size": reader.size(data, "per_device_training_batch_size", 16),
         "zero_stage": reader.value(data, "actor_zero_stage", 0),
-        "gradient_accumulation_steps": accumulated * (2 if data.get("unsupervised_dataset_name") else 1),
+        "gradient_accumulation_steps": accumulation_steps * (2 if data.get("unsupervised_dataset_name") else 1),
         "max_seq_len": _sequence_length(reader, data),
     }
 
@@ -130,10 +130,10 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
+    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
     total: int = sum(
-        -(-parameters // (ranks if stage >= divided_from else 1)) * width
-        for width, divided_from, is_on_host in per_parameter
+        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * width
+        for width, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )
     return total

@@ -200,22 +200,25 @@ def keyword_of(spelling: str) -> str:
 
 
 def read_values(
-    title: str, flags: Sequence[Flag], values: Mapping[str, Any], instead: Mapping[str, str] = MappingProxyType({})
+    title: str,
+    flags: Sequence[Flag],
+    values: Mapping[str, Any],
+    renamed_flags: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags from Python keyword names, such as `max_model_len`.
 
-    instead: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
+    renamed_flags: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = by_name(flags)
     fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
-    options = {keyword_of(option): option for option in instead}
+    options = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
     for flag_name, value in values.items():
         option = options.get(flag_name)
         if flag_name not in fields and option is not None:
             if value is not None:
-                for flag in (flags_by_name[engine_name] for engine_name in instead[option].split()):
+                for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[option].split()):
                     field_values[flag.field] = flag.read(_engine_value(option, flag, str(value)))
             continue
         if flag_name not in fields:
@@ -271,13 +274,13 @@ def split_arguments(
     flags: Sequence[Flag],
     arguments: Sequence[str],
     other_arguments: Mapping[str, bool],
-    instead: Mapping[str, str],
+    renamed_flags: Mapping[str, str],
     unknown: dict[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and the values of an engine's flags, by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
-    instead: options of llmcalc, each → the engine's flag that it sets, or several with spaces between. Their values are
+    renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
@@ -312,7 +315,7 @@ def split_arguments(
             values[turned_off.field] = False
             continue
         if match is None:
-            if name in instead:
+            if name in renamed_flags:
                 if not equals_sign and not queue:
                     raise InputError(f"{name}: the value is missing")
                 values[keyword_of(name)] = value if equals_sign else queue.popleft()

@@ -221,9 +221,11 @@ class EngineRank:
         if cache.kind == INDEXER:
             return Fraction(scaled_bytes(cache.width) if self.selects_latents else 2 * cache.width)
         if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
-            rotated = next(mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA))
-            latent = cache.width - rotated
-            return Fraction(scaled_bytes(latent) + 2 * rotated)
+            rotary_dim = next(
+                mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+            )
+            latent = cache.width - rotary_dim
+            return Fraction(scaled_bytes(latent) + 2 * rotary_dim)
         return cache.width * element_bytes
 
     @property
@@ -243,18 +245,18 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(self, drafted: int = 0) -> list[StateCache]:
+    def stored_states(self, draft_tokens: int = 0) -> list[StateCache]:
         """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
         transformers keep k.
 
-        drafted: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
+        draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
         """
         kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
         if len(kernels) != 1:
             return self.state_caches
         kernel = kernels.pop()
         return [
-            state._replace(bytes=state.bytes * (kernel - 1 + drafted) // kernel)
+            state._replace(bytes=state.bytes * (kernel - 1 + draft_tokens) // kernel)
             if state.kind == "conv_state"
             else state
             for state in self.state_caches

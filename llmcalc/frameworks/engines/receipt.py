@@ -22,6 +22,6 @@ class Receipt:
     terms: Mapping[str, int]
     settings: Mapping[str, Any]
 
-    def differing(self, fields: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
+    def differing_names(self, fields: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
         """Returns the names among `fields` whose values in the log and in `settings` differ."""
         return [flag_name for flag_name in fields if self.settings.get(flag_name) != settings.get(flag_name)]

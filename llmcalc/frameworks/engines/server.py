@@ -167,12 +167,12 @@ class EngineServer:
             flag_name: size
             for flag_name, size in receipt.terms.items()
             if flag_name in self.decided_by
-            and not receipt.differing((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
+            and not receipt.differing_names((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
         }
 
-    def measured_or_computed(self, name: str, computed: int) -> int:
-        """Returns the logged bytes of a part of the memory; `computed` if the log does not state them."""
-        return self.receipt_terms.get(name, computed)
+    def measured_or_computed(self, name: str, computed_bytes: int) -> int:
+        """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
+        return self.receipt_terms.get(name, computed_bytes)
 
     def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""

@@ -74,9 +74,9 @@ class MeasuredContext(MeasuredOverhead):
     link: str = ""
 
 
-def has_link(hardware: Hardware, link: str) -> bool:
-    """Whether the accelerator's link has a name that begins with `link`; true for an empty name."""
-    return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
+def has_link(hardware: Hardware, link_name: str) -> bool:
+    """Whether the accelerator's link has a name that begins with `link_name`; true for an empty name."""
+    return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
 def context_on(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
@@ -148,14 +148,14 @@ def read_engine_record(engine_record: type[RecordType], name: str) -> RecordType
     return validate(engine_record, parse_toml(read_text(path), path.name), path.name)
 
 
-def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:
+def engine_version(title: str, version_text: str, starts: Iterable[str], newest_version: str) -> EngineVersion:
     """Returns an engine's version, together with the range of versions that has its rules.
 
     version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
-    newest: the newest version that was read.
+    newest_version: the newest version that was read.
     Raises `InputError` for a version that is older than all ranges.
     """
-    version = version_text.removeprefix("v") or newest
+    version = version_text.removeprefix("v") or newest_version
     numbers = numbers_of(version)
     ordered_starts = sorted(starts, key=numbers_of)
     earlier_starts = [start for start in ordered_starts if numbers_of(start) <= numbers]
@@ -165,7 +165,7 @@ def engine_version(title: str, version_text: str, starts: Iterable[str], newest:
         )
     note = ""
     if not version_text:
-        note = f"no version is named: {title} {newest}, the newest that was read"
-    elif numbers > numbers_of(newest):
-        note = f"{title} {version} was not read; these are the rules of {newest}, the newest that was"
+        note = f"no version is named: {title} {newest_version}, the newest that was read"
+    elif numbers > numbers_of(newest_version):
+        note = f"{title} {version} was not read; these are the rules of {newest_version}, the newest that was"
     return EngineVersion(version, earlier_starts[-1], note)

@@ -21,13 +21,13 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
         memory_estimate.states.count.total,
         memory_estimate.training(),
     )
-    per_parameter = bytes_per_parameter(memory_estimate)
+    parameter_bytes = bytes_per_parameter(memory_estimate)
     if memory_use.has_master:
         master_weight_bytes, states = (
             memory_use.master_weights / parameter_count,
             0 if memory_use.optimizer is None else memory_use.optimizer.bytes,
         )
-        per_parameter = BytesPerParameter(
+        parameter_bytes = BytesPerParameter(
             master_weight_bytes,
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + states) / parameter_count - master_weight_bytes,
@@ -39,7 +39,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     transient = partial(
         transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
     )
-    return estimate_with_torch_kernels(memory_estimate, per_parameter, compute_training, transient, pads=True)
+    return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient, pads_rows=True)
 
 
 def transient_bytes(
@@ -48,7 +48,7 @@ def transient_bytes(
     shard_width: int,
     trained_share: float,
     splits: bool,
-    keeps_last: bool,
+    keeps_last_layer: bool,
     layout: Layout,
     stage_parameters: Sequence[StageParameters],
 ) -> TransientBytes:
@@ -57,7 +57,7 @@ def transient_bytes(
     width: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits, keeps_last: as of `Fsdp`.
+    splits, keeps_last_layer: `splits` and `keeps_last` of `Fsdp`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
     embedding and head, of one size, are gathered by themselves (`splits`). The last layer may stay gathered after its
@@ -76,14 +76,18 @@ def transient_bytes(
         gathered_bytes = width * (2 * layer + (0 if splits else outside_layers))
         reduction = trained_share * (width + fp32_bytes) * largest_group
         reduced_head = trained_share * fp32_bytes * largest_group if splits else 0
-        before_head = width * (layer * (1 + keeps_last) + 2 * largest_group) - gathered_bytes if splits else 0
-        after_head = round(reduction + reduced_head / layout.shards) + width * layer - gathered_bytes if splits else 0
+        bytes_before_head = (
+            width * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits else 0
+        )
+        bytes_after_head = (
+            round(reduction + reduced_head / layout.shards) + width * layer - gathered_bytes if splits else 0
+        )
         return TransientBytes(
             in_passes=gathered_bytes,
-            at_loss=width * (layer * keeps_last + largest_group) - gathered_bytes,
+            at_loss=width * (layer * keeps_last_layer + largest_group) - gathered_bytes,
             outside_layers=width * (layer + largest_group) - gathered_bytes,
-            before_head=max(width * layer, before_head),
-            after_head=after_head,
+            before_head=max(width * layer, bytes_before_head),
+            after_head=bytes_after_head,
             forward_start=2 * width * (largest_group if splits else outside_layers + layer),
             in_layer_backward=round(trained_share * width * layer),
             from_previous_layer=round(trained_share * fp32_bytes * layer),

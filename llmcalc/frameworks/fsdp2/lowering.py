@@ -281,8 +281,8 @@ class FsdpProfile(RingAttention):
 
 def torchtitan_name(name: str) -> str:
     """Returns torchtitan's path of a linear layer; unknown paths stay unchanged."""
-    *parent_names, own_name = name.split(".")
-    return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[own_name])) if own_name in TORCHTITAN_NAMES else name
+    *parent_names, last_name = name.split(".")
+    return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else name
 
 
 def layer_norm_names(program: Flow) -> frozenset[str]:

@@ -239,8 +239,8 @@ class Group:
         """Bytes that each rank contributes to the group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
-        """Yields the group's collectives in a step. reduces: number of backward passes that reduce gradients."""
+    def step_collectives(self, microbatches: int, reductions: int) -> Iterator[Collective]:
+        """Yields the group's collectives in a step. reductions: number of backward passes that reduce gradients."""
         sharding = self.traffic.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
@@ -250,14 +250,14 @@ class Group:
                 yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
         if sharding.shards > 1 and trained_elements:
             yield Collective(
-                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reduces
+                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
             )
         if sharding.replicas > 1 and trained_elements:
-            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduces)
-        gradient_dtype = sharding.gathered_dtype if reduces == microbatches else sharding.reduce_dtype
+            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reductions)
+        gradient_dtype = sharding.gathered_dtype if reductions == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduces)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reductions)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Group:
         with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
             if sharding.shards == 1:
                 return Storage(traffic.meter, 0)
-            _all_gather_inputs = self._all_gather_inputs()
+            _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
                 Collective(self.name, "all_gather", "dp", sharding.shards, not forward, size * sharding.shards)
             )
@@ -318,7 +318,7 @@ class Group:
             with counted_as(self.traffic.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
         elif sharding.shards == 1 and parameter.is_cast:
-            _all_gather_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
+            _kept_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
         assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
         parameter.unsharded_param.storage.fill()
 
@@ -414,14 +414,14 @@ class Group:
 
     def _reduce_gradients(self) -> None:
         """Reduces the gradients of all parameters that have one."""
-        with_grad: list[Parameter] = []
+        parameters_with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
         for parameter in self.parameters:
             gradient = (
                 parameter.unsharded_param.grad if parameter.accumulated_grad is None else parameter.accumulated_grad
             )
             if gradient is not None:
-                with_grad.append(parameter)
+                parameters_with_grad.append(parameter)
                 unsharded_grads.append(self._get_grad_inner_tensor(parameter, gradient))
                 parameter.accumulated_grad = parameter.unsharded_param.grad = None
             del gradient
@@ -429,9 +429,9 @@ class Group:
             self.reshard()
         if self.traffic.reduce_inputs:
             self.traffic.reduce_inputs.pop(0)
-        if with_grad:
+        if parameters_with_grad:
             self.all_reduce_input = None
-            reduce_scatter_input, all_reduce_input = self._foreach_reduce(with_grad, unsharded_grads)
+            reduce_scatter_input, all_reduce_input = self._foreach_reduce(parameters_with_grad, unsharded_grads)
             self.traffic.reduce_inputs.append(reduce_scatter_input)
             self.all_reduce_input = all_reduce_input
 

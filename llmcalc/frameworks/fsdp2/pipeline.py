@@ -134,9 +134,9 @@ class ShardedChunk(Chunk):
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
-    def keep_unsharded(self, keeps: bool) -> None:
+    def keep_unsharded(self, is_kept: bool) -> None:
         """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
-        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps
+        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not is_kept
 
     def groups(self, phase: str) -> Iterator[Group]:
         """Yields the parameter groups in order; each is the module to which the meter assigns new storages."""
@@ -327,12 +327,12 @@ class ShardedRank(RankRun):
 
 def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
     """Yields, for each action, the chunks whose parameters are unsharded: those of the next actions."""
-    active: list[tuple[int, ...]] = []
+    active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for action in reversed(actions):
         next_chunks = (action.chunk, *(chunk for chunk in next_chunks if chunk != action.chunk))
-        active.append(next_chunks[:max_active])
-    return reversed(active)
+        active_chunks.append(next_chunks[:max_active])
+    return reversed(active_chunks)
 
 
 def replay_rank(

@@ -237,8 +237,10 @@ def played_stage(
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
     prefix_cache = recorded_rank.prefix_cache(expandable)
-    per_schedule = training_config.microbatches // schedule_settings.schedules
-    count = schedule_settings.schedules * micro_batches_on_allocator(layout, training_run.chunks, per_schedule)
+    microbatches_per_schedule = training_config.microbatches // schedule_settings.schedules
+    count = schedule_settings.schedules * micro_batches_on_allocator(
+        layout, training_run.chunks, microbatches_per_schedule
+    )
     try:
         _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if count == training_config.microbatches:
@@ -299,7 +301,7 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns case of passes → events. stacks: per chunk, the stacks that run with few layers."""
+    """Records passes and returns their events by case. stacks: per chunk, the stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = make_run(memory_meter=(recorder := Recorder()))

@@ -77,12 +77,12 @@ def fsdp_memory(
     fsdp_settings: Fsdp = TITAN,
     tensors: Term | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
-    shared: dict[Any, Any] | None = None,
+    shared_results: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
 
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
-    schedule_settings: how the schedule of a pipeline is run. shared: what is known of other ranks of the same run, to
+    schedule_settings: how a pipeline's schedule runs. shared_results: results of other ranks of the same run, to
     which this adds; None (default) runs all micro-batches of a pipeline.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
@@ -99,17 +99,27 @@ def fsdp_memory(
     )
     if layout.pp > 1:
         replay_result = None
-        if shared is not None:
+        if shared_results is not None:
             expandable, workspace = cuda_runtime.expandable, cuda_runtime.workspace
             replay_result = played_stage(
-                spec, training_config, layout, rank, expandable, workspace, fsdp_settings, schedule_settings, shared
+                spec,
+                training_config,
+                layout,
+                rank,
+                expandable,
+                workspace,
+                fsdp_settings,
+                schedule_settings,
+                shared_results,
             )
         if replay_result is not None:
             return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
         return stage_memory(
             spec, training_config, layout, rank, cuda_runtime, fsdp_settings, tensors, schedule_settings
         )
-    memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared).memory((), tensors)
+    memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared_results).memory(
+        (), tensors
+    )
     return (
         replace(memory, host=host_terms(spec, training_config, layout, rank, fsdp_settings))
         if fsdp_settings.offloads
@@ -133,19 +143,21 @@ def counted_rank(
     rank: int,
     cuda_runtime: Runtime,
     fsdp_settings: Fsdp,
-    shared: dict[Any, Any] | None = None,
+    shared_results: dict[Any, Any] | None = None,
 ) -> CountedRun:
     """Returns the run of a rank without a pipeline, whose tensors are counted. Arguments are those of `fsdp_memory`.
 
     Ranks whose recorded events are equal have one run, which is replayed on an allocator once.
     """
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = {} if shared is None else shared.setdefault(("without a pipeline", cuda_runtime.expandable), {})
+    runs = (
+        {} if shared_results is None else shared_results.setdefault(("without a pipeline", cuda_runtime.expandable), {})
+    )
     if rank not in runs:
-        counted = _count_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings)
-        recordings = counted.recordings
+        rank_result = _count_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings)
+        recordings = rank_result.recordings
         runs[rank] = next(
-            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, counted)
+            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, rank_result)
         )
     return runs[rank][1]
 

@@ -94,15 +94,17 @@ class ShortenedPasses:
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):
             start = len(events)
-            events += self.repeated.of(piece)
+            events += self.repeated.unfolded_events(piece)
             if i % 2:
                 passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
         return events, passes
 
-    def _unfolded_pass(self, recorded_pass: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
+    def _unfolded_pass(
+        self, recorded_pass: RecordedPass, events: Sequence[Event], start: int, end: int
+    ) -> RecordedPass:
         """Returns a pass with all layers.
 
-        piece: its recorded events. start, end: indices among the full run's events.
+        events: its recorded events. start, end: indices among the full run's events.
         """
         chunk, kind, _ = recorded_pass.pass_id
         recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
@@ -113,8 +115,11 @@ class ShortenedPasses:
             full_starts = [received_count + len(self.full_chunks[chunk].parameters)]
             recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
             full_starts.append(full_starts[0] + len(sources))
-            allocated = {x for x, size, _ in piece if size >= 0}
-            if any(received_count <= i < recorded_starts[0] and x in allocated for i, (_, x) in outputs.items()):
+            allocated_storages = {storage_number for storage_number, size, _ in events if size >= 0}
+            if any(
+                received_count <= i < recorded_starts[0] and number in allocated_storages
+                for i, (_, number) in outputs.items()
+            ):
                 raise NotRepeating  # the gradient of a shard, which is made between passes
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]

@@ -523,9 +523,9 @@ def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> Tit
         name, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gathering = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gathering_text = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reader.notes.append(
-            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathering}"
+            f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gathering_text}"
         )
     if settings.async_tensor_parallel:
         reader.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
@@ -568,19 +568,19 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
     section, table = _float8_table(job_config)
-    recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
+    recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
-    if isinstance(skips, str):
-        skips = [layer.strip() for layer in skips.split(",") if layer.strip()]
-    if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
-        raise reader.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
+    if isinstance(skipped_modules, str):
+        skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
+    if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
+        raise reader.wrong(f"{section}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
     name = f"{section}.enable_fsdp_float8_all_gather"
     gathers_float8 = flag_value(reader, name, table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_small, skipped_layers = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
+    skips_small, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
     return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
 
 

@@ -61,16 +61,16 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         words = [word for word in source_file.arguments if "=" not in word]
         name = words[0] if words else ""
         if name not in names:
-            problem = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
+            problem_text = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
             raise reader.wrong(
                 "config",
-                f"the file has {problem}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
+                f"the file has {problem_text}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
                 f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
                     "."
                 ),
             )
         try:
-            config = configurations.of(name)
+            config = configurations.configuration_of(name)
         except RecursionError:
             raise reader.wrong(name, "nested too deeply; expected a configuration") from None
         for word in source_file.arguments:
@@ -130,24 +130,28 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism
     if tokens % context:
         raise reader.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
     batch = tokens // context
-    pieces = size_of(reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1))
+    pipeline_microbatches = size_of(
+        reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
+    )
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
-        pieces = 1
+        pipeline_microbatches = 1
     else:
         parallelism["pipeline_parallel_microbatch_size"] = batch
-    return {"local_batch_size": batch * pieces, "seq_len": context}
+    return {"local_batch_size": batch * pipeline_microbatches, "seq_len": context}
 
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
-    called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
-    if called.startswith("ActivationCheckpointConfig"):
+    called_class = str(config.get(f"activation_checkpoint.{CALLED}", ""))
+    if called_class.startswith("ActivationCheckpointConfig"):
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    checkpointing_mode = CHECKPOINTING.get(called.partition(".")[0])
+    checkpointing_mode = CHECKPOINTING.get(called_class.partition(".")[0])
     if checkpointing_mode is None:
-        if called:
-            raise reader.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
+        if called_class:
+            raise reader.wrong(
+                "activation_checkpoint", f"{called_class[:60]} is not read; expected FullAC or SelectiveAC"
+            )
         reader.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
     return {"mode": checkpointing_mode, **({"selective_ac_option": "op"} if checkpointing_mode == "selective" else {})}

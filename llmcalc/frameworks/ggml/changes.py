@@ -52,30 +52,32 @@ def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
-def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int | None:
-    """Returns the largest value for which the falling function `room` is not negative; None if there is none.
+def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int]) -> int | None:
+    """Returns the largest value for which the falling function `free_bytes_of` is not negative; None if there is none.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    fitting, failing = least, most
-    free_bytes, missing_bytes = room(fitting), -room(failing)
+    fitting_value, failing_value = least, most
+    free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
     if missing_bytes <= 0:
         return most
-    halves = False
-    while failing - fitting > 1:
-        width = failing - fitting
-        guessed_value = fitting + (
-            width // 2 if halves else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
+    halves_interval = False
+    while failing_value - fitting_value > 1:
+        width = failing_value - fitting_value
+        guessed_value = fitting_value + (
+            width // 2
+            if halves_interval
+            else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
         )
-        bytes_left = room(guessed_value)
-        if bytes_left < 0:
-            failing, missing_bytes = guessed_value, -bytes_left
+        free_bytes_now = free_bytes_of(guessed_value)
+        if free_bytes_now < 0:
+            failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
-            fitting, free_bytes = guessed_value, bytes_left
-        halves = not halves and failing - fitting > width // 2
-    return fitting
+            fitting_value, free_bytes = guessed_value, free_bytes_now
+        halves_interval = not halves_interval and failing_value - fitting_value > width // 2
+    return fitting_value
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
@@ -83,10 +85,10 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    on_gpus = _largest_fitting(
+    layers_on_gpus = _largest_fitting(
         0, layer_count, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=layer_count - layers))
     )
-    return None if on_gpus is None else layer_count - on_gpus
+    return None if layers_on_gpus is None else layer_count - layers_on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
@@ -178,11 +180,11 @@ def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | Non
 
     Raises `InputError` for flags that say another context.
     """
-    served = dict(flags)
+    server_flags = dict(flags)
     if users > 1 and "parallel" not in flags:
-        served |= {"parallel": users}
+        server_flags |= {"parallel": users}
     if seq is not None:
         if flags.get("ctx_size", seq * users) != seq * users:
             raise InputError(f"--seq {seq}: --ctx-size says {flags['ctx_size']}; expected one of the two")
-        served["ctx_size"] = seq * users
-    return served
+        server_flags["ctx_size"] = seq * users
+    return server_flags

@@ -192,10 +192,10 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
                 continue
             key = (id(source_tensor), device)
             if key not in copies:
-                copy = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
-                copy.place = device
-                copies[key] = copy
-                operations_with_copies.insert(start, (source_tensor, copy))
+                copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
+                copied_tensor.place = device
+                copies[key] = copied_tensor
+                operations_with_copies.insert(start, (source_tensor, copied_tensor))
                 start += 1
                 inputs += 1
             node.sources[i] = copies[key]
@@ -256,12 +256,12 @@ def _allocate_tensors(ordered: _Ordered, copies: Sequence[Tensor], pipeline: boo
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []
     inputs: dict[int, Tensor] = {}
-    for node, copy in ordered:
-        operations += [(node, (node,)), (copy, ())] if copy is not None else [(node, node.sources)]
+    for node, copied_tensor in ordered:
+        operations += [(node, (node,)), (copied_tensor, ())] if copied_tensor is not None else [(node, node.sources)]
         for tensor in (node, *node.sources):
             if tensor.operation == "input":
                 inputs[id(tensor)] = tensor
-        if copy is None and node.operation == "view" and node.base is not None:
+        if copied_tensor is None and node.operation == "view" and node.base is not None:
             node.base.views += 1
     if pipeline:
         for tensor in (*inputs.values(), *copies):

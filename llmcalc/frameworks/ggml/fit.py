@@ -53,13 +53,13 @@ def fit(server: GgmlServer) -> Fitted:
     fitted_server = _with_less_context(fitted_server, targets)
     if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
         return fitted_server
-    fixed = [
+    fixed_flags = [
         flag_name
         for flag_name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
         if server.flags.get(flag_name)
     ]
-    if server.asks_for_layers or fixed:
-        flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
+    if server.asks_for_layers or fixed_flags:
+        flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
         return fitted_server._replace(notes=(*fitted_server.notes, note))
     return _Fit(fitted_server, targets).place_layers()
@@ -133,20 +133,22 @@ class _Fit:
 
     def placement_of(self, shares: list[_GpuLayers]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
-        layer_count, on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
-        layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in shares) if on_gpus else self.server.split
-        layers = Layers(layer_count, self.server.devices, on_gpus, layers_by_gpu, True)
+        layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
+        layers_by_gpu = (
+            tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.split
+        )
+        layers = Layers(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
-        layer = layer_count + 1 - on_gpus
+        layer = layer_count + 1 - layers_on_gpus
         for i, gpu_layers in enumerate(shares):
             layer += gpu_layers.layers - gpu_layers.hosted
-            for j in range(layer, layer + gpu_layers.hosted):
-                if j == layer and gpu_layers.overflow:
+            for layer_index in range(layer, layer + gpu_layers.hosted):
+                if layer_index == layer and gpu_layers.overflow:
                     next_device = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
-                    partial_layers.append((j, gpu_layers.overflow, next_device))
+                    partial_layers.append((layer_index, gpu_layers.overflow, next_device))
                 else:
-                    hosted_layers.add(j)
+                    hosted_layers.add(layer_index)
             layer += gpu_layers.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
@@ -207,7 +209,7 @@ class _Fit:
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
-        source = next((j for j, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
+        source = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
             return layers_by_gpu
         changed_shares = layers_by_gpu
@@ -228,9 +230,9 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> 
     """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
     result = list(layers_by_gpu)
     layers_left = number
-    for j, share in enumerate(result):
+    for gpu_index, share in enumerate(result):
         taken_layers = min(layers_left, share.hosted)
-        result[j] = replace(share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers)
+        result[gpu_index] = replace(share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers)
         layers_left -= taken_layers
     result[i] = replace(result[i], layers=result[i].layers + number)
     return result

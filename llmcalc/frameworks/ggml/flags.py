@@ -70,7 +70,7 @@ IDLE = (
 """Flags that change no memory of the server's buffers."""
 
 
-def cache_types(*more: str) -> tuple[Flag, Flag]:
-    """Returns the flags of the number formats of cached keys and values. more: formats of one engine only."""
-    words = (*CACHE_TYPES, *more)
+def cache_types(*other_types: str) -> tuple[Flag, Flag]:
+    """Returns the flags of the number formats of cached keys and values. other_types: formats of one engine only."""
+    words = (*CACHE_TYPES, *other_types)
     return Flag(("--cache-type-k", "-ctk"), "word", words), Flag(("--cache-type-v", "-ctv"), "word", words)

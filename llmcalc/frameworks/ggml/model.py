@@ -204,12 +204,12 @@ class GgufModel:
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
         """The sizes of each layer, from the first to the last."""
-        by_index: dict[int, LayerShape] = {}
+        layers_by_index: dict[int, LayerShape] = {}
         for tree_node in _layer_places(self.preset.model.tree().place()):
             shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
-                by_index[i] = shape
-        return tuple(by_index[i] for i in sorted(by_index))
+                layers_by_index[i] = shape
+        return tuple(layers_by_index[i] for i in sorted(layers_by_index))
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:

@@ -85,7 +85,7 @@ class Pattern:
             states = next_states
         return False
 
-    def _add_reachable_states(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
+    def _add_reachable_states(self, state: int, states: set[int], is_at_start: bool, is_at_end: bool) -> None:
         """Adds a state of the automaton, and all states reachable without reading a character."""
         pending_states = [state]
         while pending_states:
@@ -97,7 +97,7 @@ class Pattern:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
             states.add(current_state)
             for step, next_state in self._edges[current_state]:
-                if step is None or (isinstance(step, _Anchor) and (at_end if step.is_end else at_start)):
+                if step is None or (isinstance(step, _Anchor) and (is_at_end if step.is_end else is_at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
@@ -177,12 +177,12 @@ class Pattern:
             self._at += 1
             counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
-            body, brace, _ = self._text[self._at + 1 :].partition("}")
-            low, comma, high = body.partition(",")
-            if not brace or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
+            text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
+            least, comma, most = text_in_braces.partition(",")
+            if not brace or not least.isdecimal() or (most and not most.isdecimal()) or len(text_in_braces) > 9:
                 raise self._pattern_error("a wrong repeat")
-            self._at += len(body) + 2
-            counts = (int(low), int(high) if high else (None if comma else int(low)))
+            self._at += len(text_in_braces) + 2
+            counts = (int(least), int(most) if most else (None if comma else int(least)))
             if counts[1] is not None and counts[1] < counts[0]:
                 raise self._pattern_error("a wrong repeat")
         else:

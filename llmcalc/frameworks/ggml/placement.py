@@ -76,13 +76,15 @@ class Layers:
 
     def device(self, layer: int) -> str:
         """Returns the device of a layer; the index after the last layer means the output layer."""
-        active = min(self.on_gpus, self.number + 1) if self.devices else 0
+        active_devices = min(self.on_gpus, self.number + 1) if self.devices else 0
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
-        if layer < start or layer - start >= active:
+        if layer < start or layer - start >= active_devices:
             return HOST
         total_share = sum(self.split)
         cumulative_shares = [end / total_share for end in accumulate(self.split)]
-        return self.devices[min(bisect_right(cumulative_shares, (layer - start) / active), len(self.devices) - 1)]
+        return self.devices[
+            min(bisect_right(cumulative_shares, (layer - start) / active_devices), len(self.devices) - 1)
+        ]
 
 
 @dataclass(frozen=True)

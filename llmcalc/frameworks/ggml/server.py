@@ -38,15 +38,18 @@ class Buffers(NamedTuple):
 
     def total(self, device: str) -> int:
         """Returns the bytes of all buffers of a device."""
-        return sum(by_device.get(device, 0) for by_device in self)
+        return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
         pairs = zip(self, draft, strict=True)
         return Buffers(
             *(
-                {flag_name: model.get(flag_name, 0) + drafts.get(flag_name, 0) for flag_name in {**model, **drafts}}
-                for model, drafts in pairs
+                {
+                    flag_name: model.get(flag_name, 0) + draft_flags.get(flag_name, 0)
+                    for flag_name in {**model, **draft_flags}
+                }
+                for model, draft_flags in pairs
             )
         )
 
@@ -73,7 +76,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def placement(self) -> Placement:
-        """The devices of tensors by the flags, before --fit."""
+        """The device of each tensor as the flags state it, before --fit changes it."""
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )
@@ -131,10 +134,12 @@ class GgmlServer(GgmlSettings):
         return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
-        self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
+        self, placement: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Returns device → bytes of the graph of `layers` and the output. more: further tensors that are loaded."""
-        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
+        """Returns device → bytes of the graph of `layers` and the output. other_tensors: further loaded tensors."""
+        size_and_device = {
+            tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
+        }
         rules, layer_count = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
@@ -158,7 +163,7 @@ class GgmlServer(GgmlSettings):
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
-        keys = self._layer_keys(placement, places, moved_tokens, layers)
+        keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
         laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
         graph = model_graph(
             rules.graph,
@@ -168,7 +173,7 @@ class GgmlServer(GgmlSettings):
             {i: layers[i] for i in laid_out},
             max(layers) + 1,
             placement.layers.device,
-            places.get,
+            size_and_device.get,
         )
         pipeline = (
             len(self.devices) > 1
@@ -182,7 +187,7 @@ class GgmlServer(GgmlSettings):
     def _layer_keys(
         self,
         placement: Placement,
-        places: Mapping[str, tuple[int, str]],
+        size_and_device: Mapping[str, tuple[int, str]],
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
@@ -192,17 +197,17 @@ class GgmlServer(GgmlSettings):
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
         rules = self.rules.graph
-        of_layer: dict[int, list[GgufTensor]] = {}
+        tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
-                of_layer.setdefault(tensor.layer, []).append(tensor)
+                tensors_by_layer.setdefault(tensor.layer, []).append(tensor)
         keys: list[Hashable] = []
         for i, layer in layers.items():
-            tensors = of_layer.get(i, ())
-            expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
+            tensors = tensors_by_layer.get(i, ())
+            expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
             weights = []
             for tensor in tensors:
-                nbytes, device = places[tensor.name]
+                nbytes, device = size_and_device[tensor.name]
                 if EXPERTS.match(tensor.name):
                     is_copied = len(expert_homes) > 1 or (device == HOST and rules.moves_experts(moved_tokens, layer))
                 else:
@@ -247,15 +252,18 @@ class GgmlServer(GgmlSettings):
         layers = {layer_count + i: module for i, module in enumerate(modules)}
         return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
 
-    def with_flags(self, **changed: Any) -> GgmlServer:
+    def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""
-        return self.sharing(replace(self, flags={**self.flags, **changed}))
+        return self.sharing(replace(self, flags={**self.flags, **changed_flags}))
 
-    def sharing(self, other: GgmlServer) -> GgmlServer:
+    def sharing(self, other_server: GgmlServer) -> GgmlServer:
         """Returns this server with another server's model object, so that the model is read once."""
-        other.__dict__["model"] = self.model
-        other.__dict__["draft_model"] = self.draft_model
-        other.__dict__["encoder_bytes"] = self.encoder_bytes
-        if (self.flags.get("override_tensor"), self.devices) == (other.flags.get("override_tensor"), other.devices):
-            other.__dict__["overrides"] = self.overrides
-        return other
+        other_server.__dict__["model"] = self.model
+        other_server.__dict__["draft_model"] = self.draft_model
+        other_server.__dict__["encoder_bytes"] = self.encoder_bytes
+        if (self.flags.get("override_tensor"), self.devices) == (
+            other_server.flags.get("override_tensor"),
+            other_server.devices,
+        ):
+            other_server.__dict__["overrides"] = self.overrides
+        return other_server

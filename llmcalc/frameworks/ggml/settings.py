@@ -251,10 +251,10 @@ class GgmlSettings(EngineServer):
     def layers_on_gpus(self) -> int:
         """The number of layers on GPUs; the output counts as a layer."""
         word = str(self.flags.get("n_gpu_layers", "auto"))
-        all_layers = len(self.model.layers) + 1
+        layer_count = len(self.model.layers) + 1
         if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
-            return all_layers if self.rules.n_gpu_layers == "all" else 0
-        return all_layers if word == "all" or int(word) < 0 else min(int(word), all_layers)
+            return layer_count if self.rules.n_gpu_layers == "all" else 0
+        return layer_count if word == "all" or int(word) < 0 else min(int(word), layer_count)
 
     @property
     def free(self) -> int:

@@ -51,8 +51,8 @@ class GraphRules:
 
     def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
-        by_expert = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
-        return self.moves(tokens) and (by_expert or not self.moves_by_expert)
+        moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
+        return self.moves(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class _Builder:
     def _weight(self, name: str, layer: int | None) -> Tensor:
         bytes_and_device = self.weight(name)
         device = HOST if layer is None else self.layer_device(layer)
-        nbytes, place = bytes_and_device if bytes_and_device is not None else (0, device)
-        return Tensor(nbytes, operation="weight", device=place)
+        nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
+        return Tensor(nbytes, operation="weight", device=weight_device)
 
     def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
         size = bytes
@@ -133,8 +133,8 @@ class _Builder:
             size *= axis
         return Tensor(size // 256, sources)
 
-    def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
-        return Tensor(like.nbytes, sources, "inplace", like.layout)
+    def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
+        return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
 
     def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
         """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
@@ -165,21 +165,21 @@ class _Builder:
             element_bytes = F16 if is_flash and self.rules.mask_f16 else F32
             source = Tensor(cells * rows * element_bytes, operation="input", layout=(cells, rows, element_bytes))
             self._mask_inputs[window] = source
-            converts = is_flash and not self.rules.mask_f16
-            self._masks[window] = self._new((cells, rows), source, bytes=F16) if converts else source
+            is_converted = is_flash and not self.rules.mask_f16
+            self._masks[window] = self._new((cells, rows), source, bytes=F16) if is_converted else source
         return self._masks[window]
 
-    def rotation(self, head: int, type_bytes: int, most: int = 0) -> Tensor | None:
+    def rotation(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
         """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
 
-        head: elements of a head. type_bytes: bytes of 256 cached elements. most: the largest matrix; 0 for any.
+        head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
         """
         if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head % LEAST_ROTATION:
             return None
         size = LEAST_ROTATION
-        while head % (2 * size) == 0 and (not most or 2 * size <= most):
+        while head % (2 * size) == 0 and (not most_columns or 2 * size <= most_columns):
             size *= 2
-        return self._rotations.setdefault((size, most), Tensor(size * size * F32, operation="input"))
+        return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
 
     def rotated(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
         """Returns heads times a matrix that rotates them; without one the heads unchanged."""
@@ -213,7 +213,7 @@ class _Builder:
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
         key_rotation = self.rotation(head, settings.key_type_bytes)
-        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most=LEAST_ROTATION)
+        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most_columns=LEAST_ROTATION)
         query = self.rotated(query, (head, heads, tokens), key_rotation)
         key = self.rotated(key, (head, key_heads, tokens), key_rotation)
         value = self.rotated(value, (value_dim, key_heads, tokens), value_rotation)
@@ -328,14 +328,14 @@ class _Builder:
         _, rope, nope, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         group, mib = heads, heads * (nope + value_dim) * cells * F32 // MIB
-        most_mib = settings.attention_batch_mib
-        while most_mib and mib > most_mib and group % 2 == 0:
+        max_mib = settings.attention_batch_mib
+        while max_mib and mib > max_mib and group % 2 == 0:
             group, mib = group // 2, mib // 2
-        copies_as = F16 * 256 if settings.has_gpus else settings.key_type_bytes
+        copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
             rotated_keys = self._new((rope, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._new_typed((rope, cells, group), copies_as, rotated_keys)
+        rotated_keys = self._new_typed((rope, cells, group), copy_type_bytes, rotated_keys)
         query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
         self.graph.expand(query)
         result: Tensor | None = None
@@ -343,11 +343,11 @@ class _Builder:
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
             value = self._new_typed(
-                (value_dim, cells, group), copies_as, self._view(keys_and_values, None, offset=True)
+                (value_dim, cells, group), copy_type_bytes, self._view(keys_and_values, None, offset=True)
             )
-            key_nope = self._new_typed((nope, cells, group), copies_as, self._view(keys_and_values, None))
+            key_nope = self._new_typed((nope, cells, group), copy_type_bytes, self._view(keys_and_values, None))
             self.graph.expand(key_nope, value)
-            key = self._new_typed((nope + rope, cells, group), copies_as, rotated_keys, key_nope)
+            key = self._new_typed((nope + rope, cells, group), copy_type_bytes, rotated_keys, key_nope)
             self.graph.expand(key)
             weighted_values = self._new(
                 (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)
@@ -453,13 +453,15 @@ class _Builder:
                 if layer.is_gated
                 else self._inplace(up, up)
             )
-        down = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
-        down = self._inplace(down, down, weights)
+        down_product = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
+        down_product = self._inplace(down_product, down_product, weights)
         if self.rules.style == "ik" or k == 1:
-            return self._new((self.hidden, tokens), self._view(down, None))
-        summed_output = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
+            return self._new((self.hidden, tokens), self._view(down_product, None))
+        summed_output = self._new(
+            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, offset=True)
+        )
         for _ in range(k - 2):
-            summed_output = self._inplace(summed_output, summed_output, self._view(down, None, offset=True))
+            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, offset=True))
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:

@@ -121,12 +121,12 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
         recomputation.
     """
-    half = [
+    half_formats = [
         argument_name
         for argument_name in ("fp16", "bf16")
         if reader.table(config, argument_name).get("enabled") is True
     ]
-    if not half:
+    if not half_formats:
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
@@ -139,9 +139,9 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
-    sized = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
-    divided = megatron_run(reader, sized, reader.source.world_size, dict(words))
-    replicas = divided.layout.dp
+    sized_run = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
+    run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(words))
+    replicas = run_over_ranks.layout.dp
     total = config.get("train_batch_size")
     steps = reader.size(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
@@ -149,7 +149,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
         steps = steps if total is None else max(1, size_of(reader, "train_batch_size", total) // (batch * replicas))
     else:
         batch = max(1, size_of(reader, "train_batch_size", total) // (steps * replicas))
-    return divided._replace(settings={**divided.settings, "batch": batch, "num_microbatches": steps})
+    return run_over_ranks._replace(settings={**run_over_ranks.settings, "batch": batch, "num_microbatches": steps})
 
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
@@ -205,11 +205,11 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
-    biased = reader.flag(arguments, "use_bias_in_attn_linear", True)
+    has_bias = reader.flag(arguments, "use_bias_in_attn_linear", True)
     attention: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_key_value_heads": reader.size(arguments, "num_kv_heads", heads),
-        **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), biased),
+        **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
     }
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
@@ -290,13 +290,13 @@ def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[s
     multiple = reader.size(arguments, "mlp_multiple_of", 1)
     inner_width = reader.size(arguments, "intermediate_size", 4 * width)
     inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
-    biased = reader.flag(arguments, "use_bias_in_mlp", True)
+    has_bias = reader.flag(arguments, "use_bias_in_mlp", True)
     return {
         "type": "mlp",
         "intermediate_size": ceil_div(inner_width, multiple) * multiple,
         "hidden_act": GATED.get(activation, activation),
         "gated": is_gated,
-        "up_bias": biased,
-        "down_bias": biased,
-        **({"gate_bias": biased} if is_gated else {}),
+        "up_bias": has_bias,
+        "down_bias": has_bias,
+        **({"gate_bias": has_bias} if is_gated else {}),
     }

@@ -69,13 +69,13 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run whose modules trained in full have the model's own names, where the class has others."""
+    """Returns the run with modules trained in full named as in llmcalc's model, not as in the class."""
     modules = launched_run.settings.get("modules_to_save")
     if not modules or "modules_to_save" in launched_run.overridden:
         return launched_run
-    names = {place.node.name for place in model.tree().walk()}
-    known = tuple(name if name in names else OTHER_MODULES.get(name, name) for name in modules)
-    return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known})
+    names = {node_position.node.name for node_position in model.tree().walk()}
+    known_modules = tuple(name if name in names else OTHER_MODULES.get(name, name) for name in modules)
+    return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 
 def _last_component_names(target: str) -> list[str]:
@@ -98,23 +98,23 @@ def _last_components(expression: str) -> Iterator[str]:
     """Yields the last components of paths that an expression matches. Raises `ValueError` for unsupported syntax."""
     for alternative in _split_alternatives(expression):
         pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
-        place, before = 0, ""
-        while place < len(alternative):
-            if alternative[place] == "(":
-                end = _end_of_group(alternative, place)
-                group = alternative[place + 1 : end].removeprefix("?:")
-                place = end + 1
-                has_quantifier = place < len(alternative) and alternative[place] in "?*+"
-                place += has_quantifier
+        position, earlier_text = 0, ""
+        while position < len(alternative):
+            if alternative[position] == "(":
+                end = _end_of_group(alternative, position)
+                group = alternative[position + 1 : end].removeprefix("?:")
+                position = end + 1
+                has_quantifier = position < len(alternative) and alternative[position] in "?*+"
+                position += has_quantifier
                 if "." in group and not has_quantifier:
                     pieces = [list(_last_components(group))]
                 elif not has_quantifier:
                     pieces.append(_split_alternatives(group))
                 continue
-            match = TOKENS.match(alternative, place)
+            match = TOKENS.match(alternative, position)
             if match is None:
                 raise ValueError(alternative)
-            before, place = before + match[0], match.end()
+            earlier_text, position = earlier_text + match[0], match.end()
             if match["dot"]:
                 pieces = []
             elif match["word"]:
@@ -123,7 +123,7 @@ def _last_components(expression: str) -> Iterator[str]:
                 pieces.append(list(match["set"][1:-1]))
             elif match["any"] or match["set"]:
                 pieces.append([])
-        if not any(word in before for word in ENCODERS) and pieces:
+        if not any(word in earlier_text for word in ENCODERS) and pieces:
             for number, letters in enumerate(product(*pieces)):
                 if number >= MOST:
                     raise ValueError(expression)
@@ -145,8 +145,8 @@ def _split_alternatives(expression: str) -> list[str]:
 def _end_of_group(expression: str, start: int) -> int:
     """Returns the position of the bracket that closes a group. Raises `ValueError` if it is missing."""
     depth = 0
-    for place in range(start, len(expression)):
-        depth += (expression[place] == "(") - (expression[place] == ")")
+    for position in range(start, len(expression)):
+        depth += (expression[position] == "(") - (expression[position] == ")")
         if depth == 0:
-            return place
+            return position
     raise ValueError(expression)

@@ -171,17 +171,17 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 
 
 def plain_arguments(
-    arguments: Mapping[str, Any], reader: LaunchReader, read: Sequence[str] | frozenset[str]
+    arguments: Mapping[str, Any], reader: LaunchReader, read_arguments: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in their names, and with booleans and numbers converted.
 
-    read: names whose values matter. One of them that is known only when the script runs is an error.
+    read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
     values: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and is_unresolved(word) and name in read:
+            if isinstance(word, str) and is_unresolved(word) and name in read_arguments:
                 raise reader.wrong(flag, unresolved_reason(word))
         values[name] = plain_value(value)
     return values

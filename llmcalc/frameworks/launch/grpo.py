@@ -74,7 +74,7 @@ def colocated_rollout(
     """
     completion = reader.size(config, "max_completion_length", 512)
     sequences = size_of(reader, "batch", launched_run.settings["batch"])
-    colocates = _colocates(config)
+    is_colocated = _colocates(config)
     is_divided = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
     element = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
@@ -82,10 +82,10 @@ def colocated_rollout(
     sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
     return Rollout(
         source=source,
-        engine="vllm" if colocates else "",
-        flags=_engine_flags(reader, config, sequences, launched_run, utilization, max_tokens) if colocates else {},
-        sleeps=colocates and sleeps,
-        offloaded=offloaded if colocates else frozenset(),
+        engine="vllm" if is_colocated else "",
+        flags=_engine_flags(reader, config, sequences, launched_run, utilization, max_tokens) if is_colocated else {},
+        sleeps=is_colocated and sleeps,
+        offloaded=offloaded if is_colocated else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
             reference_bytes or (element if has_master_weights else 4),
@@ -111,8 +111,8 @@ def _engine_flags(
     steps = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
     batch = config.get("generation_batch_size")
     if batch is not None:
-        all_ranks = sequences * launched_run.layout.world
-        steps = max(1, size_of(reader, "generation_batch_size", batch) // all_ranks)
+        sequences_of_ranks = sequences * launched_run.layout.world
+        steps = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),

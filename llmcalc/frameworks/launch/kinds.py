@@ -77,5 +77,5 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 def launch_files() -> str:
     """Returns the titles of the kinds of launch files with tables, as text for messages."""
-    *titles, last = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
-    return f"{', '.join(titles)} or {last}"
+    *titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
+    return f"{', '.join(titles)} or {last_title}"

@@ -103,10 +103,10 @@ def source_of(node: ast.AST) -> str:
     return type(node).__name__
 
 
-def constants(body: list[ast.stmt]) -> dict[str, Any]:
+def constants(statements: list[ast.stmt]) -> dict[str, Any]:
     """Returns variable → value from plain assignments, in their order."""
     names: dict[str, Any] = {}
-    for statement in body:
+    for statement in statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target_node, value = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -154,7 +154,7 @@ class Configurations:
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
+    def configuration_of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
         """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
         if depth > 10:
             raise RecursionError
@@ -223,18 +223,18 @@ class Configurations:
                 }
                 return inner_config or {"": owner.get(attribute, Unknown(name))}
             return {"": value_of(node, names)}
-        called = dotted(node.func)
+        called_name = dotted(node.func)
         keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
-        if called in self.functions:
+        if called_name in self.functions:
             argument_values = {key: value_of(value, names) for key, value in keywords.items()}
-            parameters = [parameter.arg for parameter in self.functions[called].args.args]
+            parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
-            return self.of(called, argument_values, depth + 1)
-        config: Config = dict(self.known.get(called, {}))
-        if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
+            return self.configuration_of(called_name, argument_values, depth + 1)
+        config: Config = dict(self.known.get(called_name, {}))
+        if not called_name and isinstance(node.func, ast.Attribute):  # a method of what another call returns
             config = self.evaluate(node.func.value, names, configs, depth + 1)
-            called = f"….{node.func.attr}"
-        config[CALLED] = called
+            called_name = f"….{node.func.attr}"
+        config[CALLED] = called_name
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
             inner_config = self.evaluate(argument, names, configs, depth + 1)
             config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}

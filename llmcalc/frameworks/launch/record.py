@@ -91,9 +91,9 @@ class Launch:
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {name: plain_of(value) for name, value in self.filled_in.items()},
+            "filled_in": {name: json_value_of(value) for name, value in self.filled_in.items()},
             "overridden": {
-                name: {"file": plain_of(override.file), "option": plain_of(override.option)}
+                name: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
                 for name, override in self.overridden.items()
             },
             "env": dict(self.env),
@@ -116,7 +116,7 @@ class Override(NamedTuple):
     file: Any
 
 
-def plain_of(value: Any) -> Any:
+def json_value_of(value: Any) -> Any:
     """Returns a value converted to JSON types."""
     return list(value) if isinstance(value, tuple) else value
 
@@ -327,18 +327,18 @@ class LaunchReader:
         """
         if not isinstance(path, str) or self.source.fetch is None:
             raise self.wrong(argument_name, f"{shown(path)}; expected the path of {expected} that can be read")
-        own_file = shipped.get(path.removeprefix("./"))
-        if own_file is None:  # a path in a container that has the program, such as /workspace/axolotl
-            own_file = next((table for name, table in shipped.items() if path.endswith(f"/{name}")), None)
+        shipped_text = shipped.get(path.removeprefix("./"))
+        if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
+            shipped_text = next((table for name, table in shipped.items() if path.endswith(f"/{name}")), None)
         try:
             return self.source.fetch(path)
         except InputError:
-            if own_file is None:
+            if shipped_text is None:
                 raise
         self.notes.append(
             f"{argument_name}: {path[:80]} is not here; the file of that name that comes with the program is read"
         )
-        return own_file
+        return shipped_text
 
     def table(self, config: Table, argument_name: str) -> Table:
         """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""

@@ -1,4 +1,4 @@
-"""Programs whose files are recognized by name and refused, each with the reason and what to do instead."""
+"""Programs whose files are refused by name, each with the reason and an alternative."""
 
 from __future__ import annotations
 

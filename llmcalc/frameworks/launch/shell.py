@@ -108,8 +108,8 @@ class StatementReader(WordReader):
                 self.skip_redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
-                name, appends = assignment[1], bool(assignment[2])
-                assignments[name] = self.read_assigned_value(name, appends)
+                name, is_append = assignment[1], bool(assignment[2])
+                assignments[name] = self.read_assigned_value(name, is_append)
                 words += [name] if words else []
             else:
                 words += self.read_word()
@@ -398,8 +398,8 @@ class StatementReader(WordReader):
 
     def skip_here_documents(self) -> None:
         """Reads the texts of here-documents, and stores those that a command writes to a file."""
-        waiting, self.waiting = self.waiting, []
-        for delimiter, expands in waiting:
+        pending_documents, self.waiting = self.waiting, []
+        for delimiter, is_expanded in pending_documents:
             start = self.at
             while True:
                 if self.at >= len(self.text):
@@ -411,23 +411,23 @@ class StatementReader(WordReader):
                 if line.lstrip("\t").rstrip(_SPACE) == delimiter:
                     text, self.at = self.text[start : end - len(line)], end
                     if self.is_running() and self.depth < 3:
-                        self.here_string = self.expand_here_document(text) if expands else text
+                        self.here_string = self.expand_here_document(text) if is_expanded else text
                         if self.output_file:
                             self.script.files[self.output_file] = self.here_string
                     break
 
-    def read_assigned_value(self, name: str, appends: bool) -> str | list[str]:
+    def read_assigned_value(self, name: str, is_append: bool) -> str | list[str]:
         """Reads and returns the value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.read_array()
             previous_value = self.script.variables.get(name, [])
-            if not appends:
+            if not is_append:
                 return items
             self.count_work(len(previous_value))
             return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *items]
         value = "".join(text for text, _ in self.read_pieces())
-        if appends:
+        if is_append:
             previous_value = self.script.variables.get(name, "")
             self.count_work(len(previous_value))
             value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + value

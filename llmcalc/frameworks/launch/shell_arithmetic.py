@@ -28,16 +28,16 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 def tokens_of(text: str) -> list[str] | None:
     """Returns the tokens of an arithmetic expression; None if a part of it is not a token."""
-    tokens, at = [], 0
+    tokens, position = [], 0
     text = text.rstrip()
     if len(text) > 2000:
         return None
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
             return None
         tokens.append(match[1])
-        at = match.end()
+        position = match.end()
     return tokens
 
 

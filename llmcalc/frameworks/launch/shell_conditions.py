@@ -47,7 +47,7 @@ class Branch:
     condition: bool | None = None
 
     def turn(self, fits: bool | None) -> None:
-        """Enters the next branch of the block. fits: whether the branch's condition is true; None if unresolved."""
+        """Enters the next branch of an if or case block. fits: whether its condition is true; None if unresolved."""
         self.runs = False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else fits)
         self.earlier_branch_runs = (
             self.earlier_branch_runs

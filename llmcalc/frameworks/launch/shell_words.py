@@ -134,28 +134,28 @@ class WordReader:
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
         words: list[str] = []
-        parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
         for text, splits in self.read_pieces():
             if not splits:
-                parts_so_far.append(text)
+                parts_of_open_word.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
             joins_next = ITEM in text or not text[:1].isspace()
-            if parts and parts_so_far and joins_next:
-                parts[0] = "".join([*parts_so_far, parts[0]])
-                parts_so_far = []
-            if parts_so_far and parts:
-                words.append("".join(parts_so_far))
-                parts_so_far = []
+            if parts and parts_of_open_word and joins_next:
+                parts[0] = "".join([*parts_of_open_word, parts[0]])
+                parts_of_open_word = []
+            if parts_of_open_word and parts:
+                words.append("".join(parts_of_open_word))
+                parts_of_open_word = []
             if parts:
                 words += parts[:-1]
-                parts_so_far = [parts[-1]]
+                parts_of_open_word = [parts[-1]]
                 if text[-1:].isspace():
                     words.append(parts[-1])
-                    parts_so_far = []
-        if parts_so_far:
-            words.append("".join(parts_so_far))
+                    parts_of_open_word = []
+        if parts_of_open_word:
+            words.append("".join(parts_of_open_word))
         if self.at == start:
             self.at += 1
         return words
@@ -257,11 +257,13 @@ class WordReader:
             self.at = end + 1
             return unresolved("`…`")
         if self.text.startswith("$((", start):
-            inside = self.read_balanced_text(start + 1)
-            return self.evaluate_arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
+            inner_text = self.read_balanced_text(start + 1)
+            return self.evaluate_arithmetic(
+                inner_text[1:-1] if inner_text.startswith("(") and inner_text.endswith(")") else inner_text
+            )
         if self.text.startswith("$(", start):
-            inside = self.read_balanced_text(start + 1)
-            return self.command_output(inside.strip())
+            inner_text = self.read_balanced_text(start + 1)
+            return self.command_output(inner_text.strip())
         if self.text.startswith("${", start):
             return self.expand_braces(self.read_balanced_text(start + 1))
         name = NAME.match(self.text, start + 1)
@@ -299,12 +301,16 @@ class WordReader:
                 return value.strip()
         return unresolved(f"$({text[:20]})")
 
-    def script_argument(self, place: int) -> str:
-        """Returns argument number `place` of the script, counted from 1; unresolved if the user did not type it."""
+    def script_argument(self, argument_number: int) -> str:
+        """Returns argument number `argument_number` of the script, from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
-        if place > len(arguments):
-            self.script.missing = max(self.script.missing, place)
-        return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
+        if argument_number > len(arguments):
+            self.script.missing = max(self.script.missing, argument_number)
+        return (
+            arguments[argument_number - 1]
+            if 0 < argument_number <= len(arguments)
+            else unresolved(f"${argument_number}")
+        )
 
     def read_balanced_text(self, start: int) -> str:
         """Reads and returns the text inside the brackets that open at `start`."""
@@ -328,22 +334,22 @@ class WordReader:
             i += 1
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
-    def expand_braces(self, inner: str) -> str:
+    def expand_braces(self, text_in_braces: str) -> str:
         """Returns the expansion of `${…}`."""
-        array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
+        array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
             value = self.script.variables.get(array_match[1])
             if value is None:
                 return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
-        arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
+        arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
             return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
         if match is None:
-            start = NAME.match(inner)
-            return unresolved(f"${{{start[0] if start else inner[:20]}…}}")
+            start = NAME.match(text_in_braces)
+            return unresolved(f"${{{start[0] if start else text_in_braces[:20]}…}}")
         name, operation, alternative = match[1], match[2] or "", match[3] or ""
         if name == "#" and not operation:
             return str(len(self.script.arguments))

@@ -36,8 +36,10 @@ def parse_yaml(text: str, name_in_errors: str) -> Any:
         return None if root is None else _ValueBuilder(yaml, name_in_errors).build_value(root)
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
-        at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
-        raise InputError(f"{name_in_errors}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
+        location = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
+        raise InputError(
+            f"{name_in_errors}: not valid YAML: {one_line(error.problem or str(error))}{location}"
+        ) from None
     except InputError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError) as error:

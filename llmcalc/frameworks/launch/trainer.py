@@ -139,7 +139,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def keys_read() -> frozenset[str]:
-    """Returns the names of all arguments that are read, with those that select a framework."""
+    """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
@@ -217,23 +217,25 @@ def _with_named_files(
 
 
 def trainer_settings(
-    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
+    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, preferred_name: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
 
     defaults: argument that the program fills in → its default.
-    prefers: the argument with the length of sequences; empty (default) for any.
+    preferred_name: the argument with the length of sequences; empty (default) for any.
     """
     run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reader.size(config, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
-    names = (prefers,) if prefers else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
     length = next((name for name in names if config.get(name) is not None), "")
-    if length or prefers:
+    if length or preferred_name:
         run_settings["seq"] = size_of(
-            reader, length or prefers, reader.value(config, length or prefers, defaults.get(prefers))
+            reader,
+            length or preferred_name,
+            reader.value(config, length or preferred_name, defaults.get(preferred_name)),
         )
     run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", defaults["optim"]))
     run_settings |= trainer_kernels(reader, config, defaults)

@@ -93,10 +93,10 @@ def read_log(log_text: LogText) -> LogReading | None:
             LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
         )
     is_out_of_memory = "stop" in log_values
-    requested = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
-    if is_out_of_memory and requested:
+    requested_bytes = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
+    if is_out_of_memory and requested_bytes:
         is_ollama = "ollama" in log_values
-        memory_terms = (*memory_terms, LogTerm("requested", requested))
+        memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
     if not memory_terms:
         return None
     formats = {FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}

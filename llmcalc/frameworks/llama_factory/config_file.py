@@ -132,7 +132,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora"):
             reader.unknown["finetuning_type"] = f"'{finetuning_type}' is not modelled; full and lora are"
-        run_settings = trainer_settings(reader, _with_kernel_arguments(reader, config), DEFAULTS, prefers="cutoff_len")
+        run_settings = trainer_settings(
+            reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
+        )
         run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
         if finetuning_type == "lora":
             run_settings |= _adapter_settings(reader, config)

@@ -107,8 +107,8 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
     )
     if global_batch is None:
         return {"batch": batch}
-    per_device = max(1, size_of(reader, "global_train_batch_size", global_batch) // world_size)
-    return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
+    batch_per_device = max(1, size_of(reader, "global_train_batch_size", global_batch) // world_size)
+    return {"batch": min(batch, batch_per_device), "num_microbatches": -(-batch_per_device // batch)}
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ComparedTerm:
         return self.computed / self.term.value - 1
 
     @property
-    def is_off(self) -> bool:
+    def is_outside_tolerance(self) -> bool:
         """Whether logged and computed size differ by more than rounding and the variation between starts."""
         if self.computed is None or self.difference is None or self.term.unit != "bytes":
             return False

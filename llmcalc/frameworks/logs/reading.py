@@ -116,7 +116,7 @@ class LogValues:
                     for name, value in match.groupdict().items():
                         matches.setdefault(name, []).append((hint_start, value))
         self.values: dict[str, list[str]] = {
-            name: [value for _, value in sorted(places)] for name, places in matches.items()
+            name: [value for _, value in sorted(positions_and_values)] for name, positions_and_values in matches.items()
         }
 
     def __contains__(self, group_name: str) -> bool:

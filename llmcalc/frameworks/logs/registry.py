@@ -25,22 +25,22 @@ EXPECTED = (
 def read_log(file: str, log_text: LogText) -> LogReading:
     """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
     readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
-    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
+    torch_reading: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
     if not readings:
-        if general is None:
+        if torch_reading is None:
             raise InputError(f"{file}: no line is known; expected {EXPECTED}")
-        return general
+        return torch_reading
     reader = readings[0]
-    if general is None or general.kind != "oom":
+    if torch_reading is None or torch_reading.kind != "oom":
         return reader
     return replace(
         reader,
         kind="oom",
-        terms=(*reader.terms, *general.terms),
-        total=reader.total or general.total,
-        message=general.message,
-        off=general.off,
-        flag=general.flag or reader.oom_flag,
+        terms=(*reader.terms, *torch_reading.terms),
+        total=reader.total or torch_reading.total,
+        message=torch_reading.message,
+        off=torch_reading.off,
+        flag=torch_reading.flag or reader.oom_flag,
     )
 
 

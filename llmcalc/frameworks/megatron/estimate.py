@@ -18,9 +18,11 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
     Weights are bf16; gradients, the master copy and states are fp32 by default.
     """
-    per_parameter = BytesPerParameter(2, *optimizer_bytes(memory_estimate.settings))
+    parameter_bytes = BytesPerParameter(2, *optimizer_bytes(memory_estimate.settings))
     include, context = memory_estimate.states.count.include, memory_estimate.runtime.context
-    return PeakEstimate(memory_estimate.spec, per_parameter, partial(measure_passes, memory_estimate), include, context)
+    return PeakEstimate(
+        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), include, context
+    )
 
 
 def measure_passes(
@@ -37,20 +39,20 @@ def measure_passes(
     )
     rank_run.set_up_tables()
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
-    after_set_up = memory_meter.now
-    measured: list[MicroBatchBytes] = []
+    set_up_bytes = memory_meter.now
+    pass_bytes: list[MicroBatchBytes] = []
     for count in (repeats[0], *repeats):  # the first pass makes the buffers that stay
         chunk.lowering.run_only = {} if count is None else {0: count}
         start_bytes = memory_meter.now
         memory_meter.restart()
         x = None if chunk.first else rank_run.receive_hidden()
         output = rank_run.forward(chunk, x)
-        saved_bytes, forward = memory_meter.now - start_bytes, PeakByPath.since_restart(memory_meter, start_bytes)
+        saved_bytes, forward = memory_meter.now - start_bytes, PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         memory_meter.restart()
         rank_run.backward(x, output, None if chunk.last else rank_run.receive_gradient())
-        backward = PeakByPath.since_restart(memory_meter, start_bytes)
+        backward = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         del x, output
-        if not measured:  # a dummy gradient of each shape, and tables
-            remaining_bytes = memory_meter.now - after_set_up
-        measured.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
-    return measured[1:]
+        if not pass_bytes:  # a dummy gradient of each shape, and tables
+            remaining_bytes = memory_meter.now - set_up_bytes
+        pass_bytes.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
+    return pass_bytes[1:]

@@ -121,10 +121,10 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
     """
     if is_local(settings):
         return "local"
-    requested = settings.attention_backend
-    if requested in ("unfused", "flash", "fused"):
-        return requested
-    if requested == "local":
+    requested_backend = settings.attention_backend
+    if requested_backend in ("unfused", "flash", "fused"):
+        return requested_backend
+    if requested_backend == "local":
         return "unfused"
     if is_ampere(settings.gpu):
         return "flash"
@@ -143,62 +143,65 @@ def loss(settings: MegatronSettings) -> Loss:
 
 def choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernels that a run's ranks use."""
-    s = settings
-    capacity = s.moe_expert_capacity_factor if s.moe_pad_expert_input_to_capacity else None
+    capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
-        tp=s.tp,
-        cp=s.cp,
-        ep=s.expert_model_parallel_size,
-        etp=s.expert_tensor_parallel_size or s.tp,
-        sequence_parallel=s.uses_sequence_parallelism,
-        transformer_engine=not is_local(s),
-        attention_backend=backend(s),
-        attention_dropout=s.attention_dropout,
-        hidden_dropout=s.hidden_dropout,
-        softmax_fusion=not s.no_masked_softmax_fusion and (s.bf16 or s.fp16),
-        softmax_fp32=s.attention_softmax_in_fp32 or s.apply_query_key_layer_scaling,
-        scales_scores=s.apply_query_key_layer_scaling,
-        has_batch_mask=not s.no_create_attention_mask_in_dataloader,
-        cp_exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
-        fuses_gradient_accumulation=not s.no_gradient_accumulation_fusion,
-        bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
-        rope_fusion=not s.no_rope_fusion,
-        mla_fusion=not s.no_rope_fusion and s.positions == "rope",
-        user_buffers=s.tp_comm_overlap and s.uses_sequence_parallelism and not is_local(s),
-        scales_logits=s.scales_logits,
-        loss_implementation=loss(s),
-        deterministic=s.deterministic_mode,
-        multiprocessors=108 if is_ampere(s.gpu) else 132 if is_hopper(s.gpu) else 148,
-        has_padding_mask=s.kind in ("bert", "t5"),
-        weighted_activation=s.squared_relu and s.use_fused_weighted_squared_relu,
-        grouped_gemm=s.moe_grouped_gemm,
-        dispatcher="hybridep" if s.moe_token_dispatcher_type == "flex" else s.moe_token_dispatcher_type,
-        permute_fusion=s.moe_permute_fusion,
-        router_fp32=s.moe_router_dtype is not None,
+        tp=settings.tp,
+        cp=settings.cp,
+        ep=settings.expert_model_parallel_size,
+        etp=settings.expert_tensor_parallel_size or settings.tp,
+        sequence_parallel=settings.uses_sequence_parallelism,
+        transformer_engine=not is_local(settings),
+        attention_backend=backend(settings),
+        attention_dropout=settings.attention_dropout,
+        hidden_dropout=settings.hidden_dropout,
+        softmax_fusion=not settings.no_masked_softmax_fusion and (settings.bf16 or settings.fp16),
+        softmax_fp32=settings.attention_softmax_in_fp32 or settings.apply_query_key_layer_scaling,
+        scales_scores=settings.apply_query_key_layer_scaling,
+        has_batch_mask=not settings.no_create_attention_mask_in_dataloader,
+        cp_exchange="a2a" if "a2a+p2p" in settings.cp_comm_type else settings.layout().cp_comm,
+        fuses_gradient_accumulation=not settings.no_gradient_accumulation_fusion,
+        bias_activation=not (
+            settings.no_bias_swiglu_fusion
+            if settings.gated
+            else settings.no_bias_gelu_fusion or settings.disable_bias_linear
+        ),
+        rope_fusion=not settings.no_rope_fusion,
+        mla_fusion=not settings.no_rope_fusion and settings.positions == "rope",
+        user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
+        scales_logits=settings.scales_logits,
+        loss_implementation=loss(settings),
+        deterministic=settings.deterministic_mode,
+        multiprocessors=108 if is_ampere(settings.gpu) else 132 if is_hopper(settings.gpu) else 148,
+        has_padding_mask=settings.kind in ("bert", "t5"),
+        weighted_activation=settings.squared_relu and settings.use_fused_weighted_squared_relu,
+        grouped_gemm=settings.moe_grouped_gemm,
+        dispatcher="hybridep" if settings.moe_token_dispatcher_type == "flex" else settings.moe_token_dispatcher_type,
+        permute_fusion=settings.moe_permute_fusion,
+        router_fp32=settings.moe_router_dtype is not None,
         capacity_factor=capacity,
-        aux_loss=s.has_auxiliary_loss,
-        z_loss=s.moe_z_loss_coeff is not None,
-        combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
-        shared_experts_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
-        wgrad_deferral_limit=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
-        fp8_recipe=_fp8_recipe(s),
-        amax_history=s.fp8_amax_history_len,
-        fp8_weights=s.fp8_format is not None and s.fp8_param_gather,
-        saves_transposed=not is_blackwell(s.gpu),
-        bf16_layers=_bf16_layers(s),
-        layers=s.layers,
-        indexer_loss=bool(s.dsa_indexer_loss_coeff),
-        recompute=(s.recompute_method or "uniform") if s.recompute_mode == "full" else "none",
-        recompute_layers=s.recompute_num_layers or 1,
+        aux_loss=settings.has_auxiliary_loss,
+        z_loss=settings.moe_z_loss_coeff is not None,
+        combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,
+        shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
+        wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
+        fp8_recipe=_fp8_recipe(settings),
+        amax_history=settings.fp8_amax_history_len,
+        fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
+        saves_transposed=not is_blackwell(settings.gpu),
+        bf16_layers=_bf16_layers(settings),
+        layers=settings.layers,
+        indexer_loss=bool(settings.dsa_indexer_loss_coeff),
+        recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
+        recompute_layers=settings.recompute_num_layers or 1,
         recompute_kinds=frozenset(
             network_kind
             for name, network_kind in NETWORKS.items()
-            if name in s.recomputed_modules or (name == "moe" and s.moe_layer_recompute)
+            if name in settings.recomputed_modules or (name == "moe" and settings.moe_layer_recompute)
         ),
-        recompute_norms="layernorm" in s.recomputed_modules,
-        recompute_activation="moe_act" in s.recomputed_modules,
-        recompute_up="mla_up_proj" in s.recomputed_modules,
-        recompute_core="core_attn" in s.recomputed_modules,
+        recompute_norms="layernorm" in settings.recomputed_modules,
+        recompute_activation="moe_act" in settings.recomputed_modules,
+        recompute_up="mla_up_proj" in settings.recomputed_modules,
+        recompute_core="core_attn" in settings.recomputed_modules,
     )
 
 

@@ -73,20 +73,20 @@ def pack_buffer(
         buckets.append(Range(bucket_start, bucket_start + ranks * shard_width))
 
     pending_parameters: list[Parameter] = []
-    shard_loads, largest = [0] * ranks, 0
+    shard_loads, largest_load = [0] * ranks, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
             padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
-                bucket, int(ranks * largest * FULL)
+                bucket, int(ranks * largest_load * FULL)
             )
             if is_bucket_full and not padding_suffices:
                 emit(pending_parameters)
-                pending_parameters, shard_loads, largest = [], [0] * ranks, 0
+                pending_parameters, shard_loads, largest_load = [], [0] * ranks, 0
         emptiest_shard = min(range(ranks), key=lambda i: shard_loads[i])
         shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.size
         pending_parameters.append(parameter)
-        largest = max(largest, parameter.size)
+        largest_load = max(largest_load, parameter.size)
     emit(pending_parameters)
     return Buffer(parameters, expert, ranks, buckets[-1].end, buckets, ranges, packed=True)
 
@@ -116,7 +116,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 def updates_in_rank_order(
     buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
-    """Returns what this rank's optimizer updates, and the elements that a step all-gathers (`allgather_params`).
+    """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.
 
     Whole tensors are dealt out to the ranks, the smallest first, forth and back.
     """

@@ -76,26 +76,26 @@ def _position_fields(settings: MegatronSettings) -> Table:
     return {"position": {"type": "learned", "max_position_embeddings": settings.max_position_embeddings}}
 
 
-def _attention_table(settings: MegatronSettings, position: Table | None, cross: bool = False) -> Table:
-    """Returns the model-spec table of attention. cross: whether it is cross-attention, without grouped keys."""
-    biased = not settings.disable_bias_linear
-    has_qkv_bias = biased or settings.add_qkv_bias
+def _attention_table(settings: MegatronSettings, position: Table | None, is_cross_attention: bool = False) -> Table:
+    """Returns the model-spec table of attention. is_cross_attention: without grouped keys."""
+    has_bias = not settings.disable_bias_linear
+    has_qkv_bias = has_bias or settings.add_qkv_bias
     table: Table = {
         "num_attention_heads": settings.num_attention_heads,
-        "num_key_value_heads": settings.num_attention_heads if cross else settings.query_groups,
+        "num_key_value_heads": settings.num_attention_heads if is_cross_attention else settings.query_groups,
         "head_dim": settings.head_dim,
         "q_bias": has_qkv_bias,
         "k_bias": has_qkv_bias,
         "v_bias": has_qkv_bias,
-        "o_bias": biased,
+        "o_bias": has_bias,
     }
     if position is not None:
         table["position"] = position
-    if settings.attention_output_gate and not cross:
+    if settings.attention_output_gate and not is_cross_attention:
         table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
-    if settings.qk_l2_norm and not cross:
+    if settings.qk_l2_norm and not is_cross_attention:
         table["qk_norm"] = {"norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6}}
-    elif settings.qk_layernorm and not cross:
+    elif settings.qk_layernorm and not is_cross_attention:
         table["qk_norm"] = {"norm": _norm_table(settings)}
     return table
 
@@ -155,7 +155,7 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
     }
 
 
-def _network_table(settings: MegatronSettings, width: int, biased: bool) -> Table:
+def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Table:
     """Returns the model-spec table of a feed-forward network."""
     act = (
         "silu"
@@ -166,22 +166,22 @@ def _network_table(settings: MegatronSettings, width: int, biased: bool) -> Tabl
         if settings.openai_gelu
         else "gelu"
     )
-    gate = {"gate_bias": biased} if settings.gated else {}
+    gate = {"gate_bias": has_bias} if settings.gated else {}
     return {
         "type": "mlp",
         "intermediate_size": width,
         "hidden_act": act,
         "gated": settings.gated,
-        "up_bias": biased,
-        "down_bias": biased,
+        "up_bias": has_bias,
+        "down_bias": has_bias,
         **gate,
     }
 
 
 def _experts_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of a mixture of experts. Shared experts never have a bias."""
-    biased = not settings.disable_bias_linear
-    router: Table = {"type": "linear", "bias": biased, "scoring_func": settings.moe_router_score_function}
+    has_bias = not settings.disable_bias_linear
+    router: Table = {"type": "linear", "bias": has_bias, "scoring_func": settings.moe_router_score_function}
     if settings.moe_router_enable_expert_bias:
         router["score_correction"] = "buffer"
     shared_width = settings.moe_shared_expert_intermediate_size
@@ -189,12 +189,12 @@ def _experts_table(settings: MegatronSettings) -> Table:
         "type": "moe",
         "num_experts": settings.num_experts,
         "num_experts_per_tok": settings.moe_router_topk,
-        "expert": _network_table(settings, settings.expert_ffn, biased),
+        "expert": _network_table(settings, settings.expert_ffn, has_bias),
         "router": router,
     }
     if shared_width is not None:
         table |= {
-            "shared_expert": _network_table(settings, shared_width, biased=False),
+            "shared_expert": _network_table(settings, shared_width, has_bias=False),
             "shared_expert_gate": settings.moe_shared_expert_gate,
         }
     if settings.moe_latent_size is not None:
@@ -279,9 +279,9 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
     pattern_letters = "".join(settings.segments)
     unknown_letters = sorted(set(pattern_letters) - set(HIDDEN_LAYERS))
     if unknown_letters or not pattern_letters:
-        problem = f"a layer {unknown_letters[0]}" if unknown_letters else "no layers"
+        problem_text = f"a layer {unknown_letters[0]}" if unknown_letters else "no layers"
         raise InputError(
-            f"--hybrid-layer-pattern: {problem} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
+            f"--hybrid-layer-pattern: {problem_text} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
         )
     builders = {
         "mamba": lambda: _layer_table(settings, _mamba_table(settings), NOTHING),
@@ -399,7 +399,7 @@ def _t5_fields(settings: MegatronSettings) -> Table:
         "encoder": {"num_hidden_layers": settings.layers, "block": block, **stack_fields, **_position_fields(settings)},
         "decoder": {
             "num_hidden_layers": settings.decoder_layers,
-            "block": {**block, "cross_attention": _attention_table(settings, None, cross=True)},
+            "block": {**block, "cross_attention": _attention_table(settings, None, is_cross_attention=True)},
             **stack_fields,
             **_position_fields(settings),
         },

@@ -58,9 +58,9 @@ class Buffer:
         return self.parameters[0].is_fp8
 
 
-def round_up(n: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     """Returns a number rounded up to a multiple."""
-    return -(-n // multiple) * multiple
+    return -(-number // multiple) * multiple
 
 
 def make_buffer(

@@ -131,9 +131,9 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
     by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
     try:
-        by_chunk = record_chunks(spec, settings, rank, is_last_stage, by_previous)
-        if by_chunk is not None:
-            pass_traces, chunks = by_chunk
+        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
+        if recorded_chunks is not None:
+            pass_traces, chunks = recorded_chunks
             layers_before = [model_chunk.layers_before for model_chunk in chunks]
             return RecordedRank(
                 pass_traces,

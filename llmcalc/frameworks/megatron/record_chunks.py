@@ -56,13 +56,17 @@ class RecordedChunk:
         """The names of tensors that remain allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
-    def traces(self, chunk_number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
+    def traces(
+        self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
+    ) -> dict[PassCase, PassTrace]:
         """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
 
-        before_forward, before_backward: tensors that the chunks before it have allocated.
+        names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
         """
-        allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
+        allocated_before = (names_before_forward & self.in_forward) | (
+            (names_before_backward & self.names) - self.in_forward
+        )
         if allocated_before not in self._traces:
             self._traces[allocated_before] = self._read_traces(allocated_before)
         pass_traces = self._traces[allocated_before]
@@ -75,7 +79,7 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({x for name in allocated_before for x in self.storages[name]})
+            return self.passes.traces({storage for name in allocated_before for storage in self.storages[name]})
         except NotRepeating:
             return None
 
@@ -113,8 +117,8 @@ def record_chunks(
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
-    no_names: Names = frozenset()
-    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=no_names))
+    empty_names: Names = frozenset()
+    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
     backward = list(accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward[count]))
     pass_traces: dict[PassCase, PassTrace] = {}
     for chunk_number, chunk in enumerate(chunks):
@@ -135,33 +139,33 @@ def _recorded_chunk(
     rank: int,
     rank_run: RankRun,
     chunk_number: int,
-    alternates: bool,
+    is_interleaved: bool,
     by_previous: bool,
 ) -> RecordedChunk:
-    """Returns a recorded chunk of a rank, from a cache. alternates: whether forward and backward passes alternate."""
+    """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     chunk = rank_run.chunks[chunk_number]
     layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
     choices = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    key = id(chunk.program), choices, workspaces, layers_before, alternates, by_previous
+    key = id(chunk.program), choices, workspaces, layers_before, is_interleaved, by_previous
     if key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
         chunk_run = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], alternates, by_previous)
+        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], is_interleaved, by_previous)
     return _chunks[key]
 
 
-def _record_chunk(rank_run: RankRun, model_chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
+def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, by_previous: bool) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun."""
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, Recorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    passes = record_passes(rank_run, recorder, alternates, by_previous)
+    passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
     blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    in_forward = _allocated_in_forward(passes)
+    forward_storages = _allocated_in_forward(passes)
     return RecordedChunk(
         model_chunk.program,
         layers_before,
@@ -169,7 +173,7 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, alternates: bool, by_pr
         passes,
         {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
         {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
-        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in in_forward),
+        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in forward_storages),
     )
 
 
@@ -178,7 +182,7 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
     events = passes.events
     forward = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
     in_forward = (event for recorded_pass in forward for event in events[recorded_pass.start : recorded_pass.end])
-    return {x for x, size, _ in in_forward if size > 0 or size == TAKEN}
+    return {storage for storage, size, _ in in_forward if size > 0 or size == TAKEN}
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
@@ -186,4 +190,4 @@ def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
     users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
     users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
-    return bool(sizes) and max(last for _, last in sizes) > sizes[0][0]
+    return bool(sizes) and max(last_size for _, last_size in sizes) > sizes[0][0]

@@ -334,9 +334,9 @@ class RankRun:
             )
         for size, states in updates:
             if not settings.use_precision_aware_optimizer:
-                copy = self.storage(2 * size, "temporary")
+                main_copy = self.storage(2 * size, "temporary")
                 self.persistent_storages.append(self.storage(4 * size, "optimizer"))
-                del copy
+                del main_copy
             self.updated_sizes.append(size)
             self.states_per_parameter.append(states)
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
@@ -372,9 +372,9 @@ class RankRun:
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
         main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
         if not remainders:
-            copy = self.storage(2 * size, "temporary")
+            main_copy = self.storage(2 * size, "temporary")
             fp32_copy = self.storage(4 * size, "temporary")
-            del copy, fp32_copy
+            del main_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
             self.optimizer_states.append(self.storage(4, "optimizer"))
@@ -591,9 +591,9 @@ class Interleaved:
         self.chunks: int = len(rank_run.chunks)
         stage_index = rank_run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        runs_all = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
+        runs_every_microbatch = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
-            settings.microbatches if runs_all else min(settings.microbatches, max(3 * group_size, self.pp))
+            settings.microbatches if runs_every_microbatch else min(settings.microbatches, max(3 * group_size, self.pp))
         )
         if settings.microbatches % group_size == 0:
             microbatch_count = max(group_size, microbatch_count // group_size * group_size)
@@ -677,16 +677,16 @@ class Interleaved:
 
     def _warm_up(self, slot: int) -> None:
         """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
-        receives, next_chunk = self.next_received(slot, True)
-        receives = receives and slot != self.total - 1
+        receives_input, next_chunk = self.next_received(slot, True)
+        receives_input = receives_input and slot != self.total - 1
         receives_gradient = slot == self.warmup - 1 and self.remaining > 0
         self.output = self.forward(slot)
         if self.is_last(self.chunk_of(slot, True)):
             self.output = None
-        self.input_tensor = self.rank.receive_hidden() if receives else None
+        self.input_tensor = self.rank.receive_hidden() if receives_input else None
         if receives_gradient and not self.overlaps:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
-        if receives:
+        if receives_input:
             self.inputs[next_chunk].append(self.input_tensor)
         if self.output is not None:
             self.output.free()
@@ -703,14 +703,14 @@ class Interleaved:
             self.output = None
         if self.is_first(self.chunk_of(slot, False)):
             self.input_gradient = None
-        receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and slot != self.remaining - 1
+        receives_input, next_chunk = self.next_received(forward_step, True)
+        receives_input = receives_input and slot != self.remaining - 1
         receives_gradient, gradient_chunk = self.next_received(slot, False)
-        self.input_tensor = self.rank.receive_hidden() if receives else None
+        self.input_tensor = self.rank.receive_hidden() if receives_input else None
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if self.output is not None:
             self.output.free()
-        if receives:
+        if receives_input:
             self.inputs[next_chunk].append(self.input_tensor)
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)
@@ -723,11 +723,11 @@ class Interleaved:
         output: ForwardOutput | None = self.forward(forward_step)
         if self.is_last(self.chunk_of(forward_step, True)):
             output = None
-        receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and slot != self.remaining - 1
+        receives_input, next_chunk = self.next_received(forward_step, True)
+        receives_input = receives_input and slot != self.remaining - 1
         buffered_outputs = len(self.forward_buffer)
-        self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives else None
-        if receives:
+        self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives_input else None
+        if receives_input:
             self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
             self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
         self.input_gradient = self.backward(slot)

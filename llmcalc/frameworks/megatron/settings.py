@@ -86,8 +86,8 @@ class MegatronSettings(MegatronArguments):
         """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
-        h = self.hidden_size or 0
-        return int((4 * h * 2 / 3) / 64) * 64 if self.swiglu else 4 * h
+        hidden_size = self.hidden_size or 0
+        return int((4 * hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * hidden_size
 
     @property
     def expert_ffn(self) -> int:
@@ -287,12 +287,12 @@ class MegatronSettings(MegatronArguments):
                 "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: "
                 f"{layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
             )
-        by_rank = [layers_left // max(1, middle_ranks)] * self.pp
-        by_rank[0] = by_rank[0] if first_stage_layers is None else first_stage_layers
-        by_rank[-1] = by_rank[-1] if last_stage_layers is None else last_stage_layers
-        if any(layers % self.chunks for layers in by_rank):
-            raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {by_rank}")
-        return tuple(layers // self.chunks for layers in by_rank) * self.chunks
+        layers_by_rank = [layers_left // max(1, middle_ranks)] * self.pp
+        layers_by_rank[0] = layers_by_rank[0] if first_stage_layers is None else first_stage_layers
+        layers_by_rank[-1] = layers_by_rank[-1] if last_stage_layers is None else last_stage_layers
+        if any(layers % self.chunks for layers in layers_by_rank):
+            raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {layers_by_rank}")
+        return tuple(layers // self.chunks for layers in layers_by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers of each stage where embedding or loss count as one layer. Raises `InputError`."""

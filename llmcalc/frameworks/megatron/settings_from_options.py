@@ -132,7 +132,7 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         )
     experts = routed_experts(memory_estimate.spec)
     if experts and experts % layout.ep:
-        divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        divisors = ", ".join(str(divisor) for divisor in range(1, experts + 1) if experts % divisor == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
     if not divides_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(

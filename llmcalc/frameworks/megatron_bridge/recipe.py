@@ -132,7 +132,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: s
             f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}.{suggest(name, known_recipes)}",
         )
     if name in recipes:
-        return configurations.of(name), name
+        return configurations.configuration_of(name), name
     recipe_file, origin = aliases[name]
     try:
         if reader.source.read_text is None:
@@ -147,7 +147,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: s
     imported_file = Configurations(parse_python(text, path), COMMON)
     if origin not in imported_file.functions:
         raise reader.wrong(origin[:80], f"is no recipe of {path[:80]}")
-    return imported_file.of(origin), origin
+    return imported_file.configuration_of(origin), origin
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:

@@ -67,15 +67,15 @@ IGNORED = frozenset(
 
 
 def run_of_megatron(
-    reader: LaunchReader, config: Table, more_ignored: frozenset[str], rlhf_type: str = ""
+    reader: LaunchReader, config: Table, other_ignored_names: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
     """Returns the training run of a command.
 
-    more_ignored: ms-swift's arguments that do not change memory.
+    other_ignored_names: ms-swift's arguments that do not change memory.
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
     Raises `InputError`, which names file and argument, for adapters.
     """
-    ignored = IGNORED | more_ignored
+    ignored = IGNORED | other_ignored_names
     reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
     rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge")
     unknown_keys(

@@ -112,10 +112,12 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     batch = reader.size(config, "global_batch_size", 16) * steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
-    beside: frozenset[States] = frozenset(("gradients", "reference") if "weights" in rollout.offloaded else ())
+    offloaded_with_weights: frozenset[States] = frozenset(
+        ("gradients", "reference") if "weights" in rollout.offloaded else ()
+    )
     return replace(
         rollout,
         source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
-        offloaded=rollout.offloaded | beside,
+        offloaded=rollout.offloaded | offloaded_with_weights,
         reference=replace(rollout.reference, ranks=layout.tp * layout.pp),
     )

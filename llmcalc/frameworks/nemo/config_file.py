@@ -176,10 +176,10 @@ SECTIONS = ("encoder", "decoder")
 
 def _resolved_value(reader: LaunchReader, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns a value; a reference such as `${.encoder_seq_length}` is replaced by the value of its key."""
-    link = LINK.fullmatch(value) if isinstance(value, str) else None
-    if link is None:
+    reference = LINK.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
         return value
-    name = link[1].removeprefix(".").removeprefix("model.")
+    name = reference[1].removeprefix(".").removeprefix("model.")
     if depth > 8 or name not in values:
         return None
     return _resolved_value(reader, key, values[name], values, depth + 1)

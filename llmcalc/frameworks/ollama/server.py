@@ -145,9 +145,9 @@ class OllamaServer:
     def model(self) -> GgufModel:
         return GgufModel(self.preset, self.flags.get("quantize"))
 
-    def with_flags(self, **changed: Any) -> OllamaServer:
+    def with_flags(self, **changed_flags: Any) -> OllamaServer:
         """Returns the same model with changed options."""
-        server = replace(self, flags={**self.flags, **changed})
+        server = replace(self, flags={**self.flags, **changed_flags})
         server.__dict__["model"] = self.model
         return server
 
@@ -312,11 +312,11 @@ def layouts(
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
-    served = dict(flags)
+    server_flags = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
-        served["OLLAMA_NUM_PARALLEL"] = users
+        server_flags["OLLAMA_NUM_PARALLEL"] = users
     if seq is not None:
         if flags.get("num_ctx", seq) != seq:
             raise InputError(f"--seq {seq}: --num-ctx says {flags['num_ctx']}; expected one of the two")
-        served["num_ctx"] = seq
-    return served
+        server_flags["num_ctx"] = seq
+    return server_flags

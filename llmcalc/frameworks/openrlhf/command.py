@@ -145,13 +145,13 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
+    gpus_per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
     nodes = size_of(reader, "--actor.num_nodes", reader.value(config, "actor.num_nodes", 1))
-    world_size = per_node * nodes
+    world_size = gpus_per_node * nodes
     world_option = reader.source.world_size if reader.source.devices_typed else None
     if world_option not in (None, world_size):
         raise reader.wrong(
-            "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world_size} devices in the file"
+            "--devices", f"{world_option}; the actor has {nodes} · {gpus_per_node} = {world_size} devices in the file"
         )
     return world_size
 
@@ -253,8 +253,8 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | None:
     """Returns the other models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
     colocates_all = reader.flag(config, "train.colocate_all")
-    with_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
-    if not with_reference:
+    colocates_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
+    if not colocates_reference:
         reader.notes.append("the training of the actor is counted, on devices of its own")
         return None
     has_engine = colocates_all and not reader.flag(config, "train.async_enable") and config.get("vllm.num_engines") != 0

@@ -86,5 +86,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], table: dict
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
-    table["--padded-vocab-size"] = str(WORDS[name] + extra)
+    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
+    table["--padded-vocab-size"] = str(WORDS[name] + extra_tokens)

@@ -94,8 +94,8 @@ def _accelerator_name(name: str, memory: str) -> str:
     except InputError:
         return ""
     gb = int(memory.removesuffix("gb") or 0)
-    has_that_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
-    return hardware.name if has_that_memory else ""
+    has_stated_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
+    return hardware.name if has_stated_memory else ""
 
 
 SIMILAR_GB = 3

@@ -58,13 +58,15 @@ def read_arguments(
     flags_by_name = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
-    left_out = [
+    ignored_arguments = [
         command_word
         for flag, command_word in pairwise(command_words)
         if is_unset_variable(command_word) and not _takes_value(flag)
     ]
-    command_words = [command_word for command_word in command_words if command_word not in {*left_out}]
-    arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
+    command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
+    arguments.notes += [
+        f"{printable(word)} is not set and left out" for word in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+    ]
     try:
         other_words, values = split_arguments(engine_record.title, flags[::-1], command_words, {}, {}, unknown)
         config = values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None

@@ -60,12 +60,12 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus)
 
 
-def number_of_gpus(text: str, place: str) -> int | None:
+def number_of_gpus(text: str, location: str) -> int | None:
     """Returns the number of accelerators in the value of `--gpus`, a number or a list of devices; None for all.
 
-    place: where the command stands, in messages. Raises `InputError` for a number that is no count.
+    location: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """
     devices = re.search(r"device=([\w:,-]+)", text)
     if devices is not None and devices[1] != "all":
         return len(devices[1].split(","))
-    return accelerator_count(text.strip("'\"").removeprefix("count="), f"{place}: --gpus")
+    return accelerator_count(text.strip("'\"").removeprefix("count="), f"{location}: --gpus")

@@ -61,12 +61,12 @@ WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm
 
 def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
     """Yields the server of each variant of a vLLM recipe, with the features that are on by default."""
-    opt_in = table.get("opt_in_features")
-    left_out = set(map(str, opt_in)) if isinstance(opt_in, list) else set()
+    opt_in_features = table.get("opt_in_features")
+    disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
     features = [
         word
         for name, feature in _inner_table(table, "features").items()
-        if isinstance(feature, Mapping) and str(name) not in left_out
+        if isinstance(feature, Mapping) and str(name) not in disabled_features
         for word in _texts_of(feature.get("args"))
     ]
     variants = _inner_table(table, "variants") or {"default": {}}
@@ -95,8 +95,8 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ray_server(table: Mapping[str, Any]) -> Container:
-    loading = table["model_loading_config"]
-    source = loading.get("model_source", loading.get("model_id", ""))
+    loading_config = table["model_loading_config"]
+    source = loading_config.get("model_source", loading_config.get("model_id", ""))
     model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
     program = "sglang" if str(table.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(

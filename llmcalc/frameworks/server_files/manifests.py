@@ -122,12 +122,12 @@ def _compose_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[Started]:
     """Yields the servers of a Docker Compose file."""
-    expand = expander(server_finder.where, variables)
+    expand_variables = expander(server_finder.where, variables)
     for name, service in config["services"].items():
         if not isinstance(service, Mapping):
             continue
         place_in_file = f"services.{one_line(str(name))[:60]}"
-        text = {key: _expand_variables(service.get(key), expand) for key in (*WORDS, "environment", "image")}
+        text = {key: _expand_variables(service.get(key), expand_variables) for key in (*WORDS, "environment", "image")}
         devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
@@ -146,13 +146,13 @@ DOLLAR = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
 
-def _expand_variables(value: Any, expand: Callable[[str], str]) -> Any:
+def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
-        return expand(value.replace("$$", DOLLAR))
+        return expand_variables(value.replace("$$", DOLLAR))
     if isinstance(value, Mapping):
-        return {key: _expand_variables(item, expand) for key, item in value.items()}
-    return [_expand_variables(item, expand) for item in value] if isinstance(value, list) else value
+        return {key: _expand_variables(item, expand_variables) for key, item in value.items()}
+    return [_expand_variables(item, expand_variables) for item in value] if isinstance(value, list) else value
 
 
 def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
@@ -187,8 +187,10 @@ def _skypilot_servers(
     setup_script = config.get("setup")
     versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=number)
-    for started in server_finder.in_script(config["run"], env, (), container):
-        yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+    for started_server in server_finder.in_script(config["run"], env, (), container):
+        yield replace(
+            started_server, version=started_server.version or versions.get(started_server.start.program.engine, "")
+        )
 
 
 def _task_accelerators(value: Any) -> list[tuple[str, int]]:
@@ -246,7 +248,11 @@ def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder)
         ("LLMInferenceService.prefill", _table_at(spec, "prefill")),
     ):
         containers = _table_at(table, "template").get("containers")
-        main_table = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
+        main_table = (
+            next((container_table for container_table in containers if isinstance(container_table, Mapping)), {})
+            if isinstance(containers, list)
+            else {}
+        )
         if table:
             tables = (item, spec, table, main_table)
             container = Container(
@@ -313,8 +319,8 @@ def _servers_of_container(
         for key in ("command", "modelCommand", "start_command", "args")
         for word in _command_words(table.get(key), server_finder.where)
     ]
-    extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added_words = (*_split_words(extra, server_finder.where), *(_adapter_flags(tables) if words else ()))
+    extra_arguments = env.get("VLLM_ADDITIONAL_ARGS", "")
+    added_words = (*_split_words(extra_arguments, server_finder.where), *(_adapter_flags(tables) if words else ()))
     words = [_expand_container_variables(command_word, env) for command_word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
@@ -331,10 +337,10 @@ def _servers_of_container(
     yield from server_finder.in_words(container)
 
 
-def _short_place(place: str) -> str:
+def _short_place(location: str) -> str:
     """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
-    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
-    return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
+    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", location)
+    return re.sub(r"\.{2,}", ".", short_place).strip(".") or location
 
 
 def _environment_variables(value: Any) -> dict[str, str]:

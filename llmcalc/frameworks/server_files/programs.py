@@ -174,16 +174,16 @@ def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
         start = _start_at_word(command_words, i, image)
         if start is not None:
             return start
-    handed_on = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
-    if handed_on:
-        program = program_named(handed_on[0][1])
+    launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
+    if launcher_matches:
+        program = program_named(launcher_matches[0][1])
         models = (
             command_word.partition("=")[2]
             for command_word in command_words
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
         if program is not None:
-            return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
+            return Start(program, tuple(match[2] for match in launcher_matches), next(models, ""))
     program = program_of_image(image)
     if (
         program is not None

@@ -50,9 +50,11 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
     reader = _Reader(syntax_tree, variables)
     number = 0
     versions = versions_in(text)
-    for started in reader.servers(server_finder):
+    for started_server in reader.servers(server_finder):
         number += 1
-        yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+        yield replace(
+            started_server, version=started_server.version or versions.get(started_server.start.program.engine, "")
+        )
     if number:
         return
     imported = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
@@ -99,11 +101,11 @@ class _Reader:
         return Container("")
 
     def _servers_in_statements(
-        self, body: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
+        self, statements: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
     ) -> Iterator[Started]:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
-        for statement in body if depth < DEEPEST else ():
+        for statement in statements if depth < DEEPEST else ():
             variable = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
                 self.names[variable] = self.value(statement.value)

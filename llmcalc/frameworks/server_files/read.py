@@ -66,10 +66,10 @@ def engines_of(path: str | Path) -> list[str]:
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     try:
-        started = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
+        started_server = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
-    names = dict.fromkeys(server.start.program.engine for server in started)
+    names = dict.fromkeys(server.start.program.engine for server in started_server)
     return [name for name in names if name in FOLDERS]
 
 
@@ -88,11 +88,11 @@ def servers_of_text(
     """
     name_in_errors = typed_path.path
     servers: list[LaunchedServer] = []
-    for started in _find_servers(text, typed_path, folder):
-        if typed_engine and started.start.program.engine != typed_engine:
+    for started_server in _find_servers(text, typed_path, folder):
+        if typed_engine and started_server.start.program.engine != typed_engine:
             continue
-        server = _read_server(started, name_in_errors, allow_unknown, folder, typed_flags)
-        if not _is_worker(started.start) and server not in servers:
+        server = _read_server(started_server, name_in_errors, allow_unknown, folder, typed_flags)
+        if not _is_worker(started_server.start) and server not in servers:
             servers.append(server)
         if len(servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
@@ -201,26 +201,32 @@ def _bare_configuration(config: Any) -> Iterator[Started]:
 
 
 def _read_server(
-    started: Started, name_in_errors: str, allow_unknown: bool, folder: Path | None, typed_flags: Mapping[str, Any]
+    started_server: Started,
+    name_in_errors: str,
+    allow_unknown: bool,
+    folder: Path | None,
+    typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
     """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
-    start, container = started.start, started.container
-    at = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
+    start, container = started_server.start, started_server.container
+    location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
     name = start.program.engine
     if name not in FOLDERS:
         raise InputError(
-            f"{at}: starts a server of {name}, which is not modelled; expected one of {', '.join(FOLDERS)}"
+            f"{location}: starts a server of {name}, which is not modelled; expected one of {', '.join(FOLDERS)}"
         )
     if name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image = one_line(container.image)[:80]
-        raise InputError(f"{at}: {image} serves from CPUs, which is not modelled; expected an image for accelerators")
+        raise InputError(
+            f"{location}: {image} serves from CPUs, which is not modelled; expected an image for accelerators"
+        )
     engine_record = engine(name)
     arguments = read_arguments(
         start.program,
         engine_record,
         (*_flags_of_variables(start.program, container.env), *start.arguments),
-        at,
-        _named_reader(name_in_errors, folder, started.files),
+        location,
+        _named_reader(name_in_errors, folder, started_server.files),
         allow_unknown,
         tuple(typed_flags),
     )
@@ -234,7 +240,7 @@ def _read_server(
         where=name_in_errors,
         place=container.place,
         engine=name,
-        version=started.version,
+        version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
         values={**sizes, **environment_flags, **arguments.values},
         env={variable: value[:200] for variable, value in container.env.items() if not SECRET.search(variable)},

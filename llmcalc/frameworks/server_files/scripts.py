@@ -67,8 +67,11 @@ class ServerFinder:
             line = outer.place if outer.image else f"line {command_line.line}"
             env = {**outer.env, **script.env(), **_known_variables(command_line.env)}
             container = replace(outer, place=line, words=words, env=env)
-            for started in self.in_words(container, script.files, depth):
-                yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+            for started_server in self.in_words(container, script.files, depth):
+                yield replace(
+                    started_server,
+                    version=started_server.version or versions.get(started_server.start.program.engine, ""),
+                )
         yield from _modelfile_servers(script, self.where, outer)
 
     def in_words(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ..launch.record import Override, plain_of
+from ..launch.record import Override, json_value_of
 from .programs import Start
 
 ReadNamed: TypeAlias = Callable[[str], str]
@@ -89,7 +89,7 @@ class LaunchedServer:
     overridden: Mapping[str, Override] = field(default_factory=dict)
 
     @property
-    def at(self) -> str:
+    def location(self) -> str:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
@@ -105,9 +105,9 @@ class LaunchedServer:
             "program": program,
             "version": version,
             "model": self.target or None,
-            "filled_in": {flag: plain_of(value) for flag, value in defaults.items()},
+            "filled_in": {flag: json_value_of(value) for flag, value in defaults.items()},
             "overridden": {
-                flag: {"file": plain_of(override.file), "option": plain_of(override.option)}
+                flag: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
                 for flag, override in self.overridden.items()
             },
             "env": dict(self.env),

@@ -65,7 +65,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
-    sides = 0
+    widths = 0
     for tree_node in rank.model.tree().walk():
         op = tree_node.node.op
         if tree_node.optional or tree_node.node.name not in targets:
@@ -74,5 +74,5 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
                              "qkv_proj o_proj")  # fmt: skip
         if isinstance(op, Linear):
-            sides += int(tree_node.times * (op.n_in + op.n_out))
-    return int(flags.get("max_loras_per_batch", USUAL_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * sides
+            widths += int(tree_node.times * (op.n_in + op.n_out))
+    return int(flags.get("max_loras_per_batch", USUAL_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * widths

@@ -230,7 +230,7 @@ class Server(EngineServer):
 
     @property
     def aiter_share(self) -> float:
-        """The factor of the fraction where AMD's kernels run attention, which need memory beside it.
+        """The factor on the memory fraction with AMD's attention kernels, which need further memory.
 
         Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
         """
@@ -387,7 +387,7 @@ class Server(EngineServer):
 
     @property
     def profile_origin(self) -> str:
-        """What is taken from the cache's memory for the pass itself, in words."""
+        """A text: the memory of a forward pass, which the cache does not get."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
@@ -402,8 +402,8 @@ class Server(EngineServer):
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
         replicas = self.dp if self.divides_attention else 1
-        drafted, requests = self.drafts.tokens, self.most_requests
-        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], drafted, requests, replicas)
+        draft_tokens, requests = self.drafts.tokens, self.most_requests
+        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], draft_tokens, requests, replicas)
 
     def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
@@ -426,14 +426,14 @@ class Server(EngineServer):
         _, window = self.ratios
         if not caches:
             raise rank.without_cache("sglang")
-        has_full = any(cache.window is None for cache in caches)
+        has_full_attention = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
         drafting_layers = layers_of(self.drafts, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window)
-                if has_separate_pools and has_full and cache.window is not None
+                if has_separate_pools and has_full_attention and cache.window is not None
                 else cache.layers + (drafting_layers if cache.window is None else 0)
             )
             for cache in caches

@@ -69,17 +69,17 @@ def _sizes(rank: EngineRank) -> Sizes:
     rates = {mixer.compress_rate for mixer, _ in parts}
     if not rates <= {None, SHORT, LONG}:
         raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT} or {LONG}")
-    first = parts[0][0]
-    unrotated = first.head_dim - first.qk_rope_head_dim
+    first_mixer = parts[0][0]
+    unrotated = first_mixer.head_dim - first_mixer.qk_rope_head_dim
     indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
     return Sizes(
         layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
         short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT),
         long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG),
-        width=int(first.head_dim),
-        key=unrotated + 2 * first.qk_rope_head_dim + unrotated // 64 + 1,
+        width=int(first_mixer.head_dim),
+        key=unrotated + 2 * first_mixer.qk_rope_head_dim + unrotated // 64 + 1,
         index_width=int(indexes[0]) if indexes else 0,
-        window=int(first.sliding_window),
+        window=int(first_mixer.sliding_window),
     )
 
 
@@ -92,13 +92,13 @@ def compressed_tokens(
     replicas: int,
     length: int,
     chunk: int,
-    drafted: int,
+    draft_tokens: int,
 ) -> int:
     """Returns the tokens of a cache with compressed attention.
 
     flags: values of SGLang's flags by their fields. available: bytes for the cache. requests: the most requests that
     run at once, None without a limit. replicas: replicas of attention. length: tokens of the longest request.
-    chunk: tokens of a prompt's chunk. drafted: drafted tokens that a request verifies at once.
+    chunk: tokens of a prompt's chunk. draft_tokens: drafted tokens that a request verifies at once.
     Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
     """
     if rules.compressed_states == "off":
@@ -106,29 +106,31 @@ def compressed_tokens(
     sizes = _sizes(rank)
     is_paged = rules.compressed_states == "paged"
     share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
-    rings = (16, 256) if drafted else (8, 128)
-    of_short_states = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
-    of_long_states = 2 * sizes.width * FLOAT32_BYTES * sizes.long
+    rings = (16, 256) if draft_tokens else (8, 128)
+    short_state_bytes = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
+    long_state_bytes = 2 * sizes.width * FLOAT32_BYTES * sizes.long
     window_token = _page(sizes.key, 1, is_paged) * sizes.layers
-    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * of_short_states
+    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * short_state_bytes
     entries = (_page(sizes.key, SHORT, is_paged) + scaled_bytes(sizes.index_width)) / SHORT * sizes.short
     entries += _page(sizes.key, LONG, is_paged) / LONG * sizes.long
-    grown = (sizes.layers + 1) / sizes.layers if drafted else 1  # a layer that drafts
-    running = None if requests is None else max(1, requests // replicas)
-    fixed = 0.0
-    if is_paged and running is not None and "swa_full_tokens_ratio" not in flags:
+    draft_layer_factor = (sizes.layers + 1) / sizes.layers if draft_tokens else 1  # a layer that drafts
+    running_requests = None if requests is None else max(1, requests // replicas)
+    fixed_bytes = 0.0
+    if is_paged and running_requests is not None and "swa_full_tokens_ratio" not in flags:
         share = 0
-        fixed = grown * window_token * _window_slots(sizes, flags, running, chunk, drafted)
-    of_token = grown * (share * window_token + entries)
+        fixed_bytes = (
+            draft_layer_factor * window_token * _window_slots(sizes, flags, running_requests, chunk, draft_tokens)
+        )
+    token_bytes = draft_layer_factor * (share * window_token + entries)
     if rules.compressed_states == "pages":
-        of_token += grown * share * rings[1] / STATE_PAGE * of_long_states
+        token_bytes += draft_layer_factor * share * rings[1] / STATE_PAGE * long_state_bytes
     else:
-        if running is None:
-            tokens = int(available / of_token)
-            running = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
-        rows = (running + 1) * rings[1] + rings[1] + 1
-        fixed += -(-rows // LONG) * LONG * of_long_states
-    return int(max(0, available - fixed) / of_token) // PAGE * PAGE
+        if running_requests is None:
+            tokens = int(available / token_bytes)
+            running_requests = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
+        rows = (running_requests + 1) * rings[1] + rings[1] + 1
+        fixed_bytes += -(-rows // LONG) * LONG * long_state_bytes
+    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE * PAGE
 
 
 def _page(key_bytes: int, rate: int, is_paged: bool) -> float:
@@ -139,12 +141,12 @@ def _page(key_bytes: int, rate: int, is_paged: bool) -> float:
     return -(-entries * key_bytes // ALIGNMENT) * ALIGNMENT / entries
 
 
-def _window_slots(sizes: Sizes, flags: Mapping[str, Any], running: int, chunk: int, drafted: int) -> int:
-    """Returns the slots of the window's keys that `running` requests and cached prefixes take."""
-    trailing = sizes.window + EVICTION_INTERVAL * max(1, drafted) + PAGE
-    decoding = 2 * -(-max(1, drafted) // PAGE) * PAGE if drafted else PAGE
+def _window_slots(sizes: Sizes, flags: Mapping[str, Any], running_requests: int, chunk: int, draft_tokens: int) -> int:
+    """Returns the slots of the window's keys that `running_requests` requests and cached prefixes take."""
+    tokens_behind = sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE
+    decoding = 2 * -(-max(1, draft_tokens) // PAGE) * PAGE if draft_tokens else PAGE
     chunks = 1 if flags.get("disable_overlap_schedule") else 2
-    slots = (trailing + decoding) * running + chunks * chunk + PAGE
+    slots = (tokens_behind + decoding) * running_requests + chunks * chunk + PAGE
     if not flags.get("disable_radix_cache"):
-        slots += 4 * running * (sizes.window + PAGE)
+        slots += 4 * running_requests * (sizes.window + PAGE)
     return -(-slots // PAGE) * PAGE

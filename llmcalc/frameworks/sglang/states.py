@@ -42,38 +42,43 @@ def state_pool(
     flags: Mapping[str, Any],
     available: int,
     share: float,
-    drafted: int,
+    draft_tokens: int,
     requests: int | None,
     replicas: int,
 ) -> StatePool:
     """Returns the pool of recurrent states of a rank.
 
     flags: values of SGLang's flags by their fields. available: bytes for states and cache together.
-    share: parts of states to one part of cache. drafted: drafted tokens that a request verifies at once.
+    share: parts of states to one part of cache. draft_tokens: drafted tokens that a request verifies at once.
     requests: the most requests that run at once, None without a limit. replicas: replicas of attention.
     """
     slot_bytes = sum(state.layers * state.bytes for state in rank.stored_states())
     padding = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
-    of_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
-    running = None if requests is None else max(1, requests // replicas)
-    copies = drafted if rules.states_of_drafts == "slots" else 0
-    if drafted and rules.states_of_drafts == "requests":
-        available -= slot_bytes * (running or 0) * drafted
+    slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
+    running_requests = None if requests is None else max(1, requests // replicas)
+    copies = draft_tokens if rules.states_of_drafts == "slots" else 0
+    if draft_tokens and rules.states_of_drafts == "requests":
+        available -= slot_bytes * (running_requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slots = int(flags["max_mamba_cache_size"]) // replicas
     elif (
-        not caches_prefixes and (running is not None or rules.states_of_drafts == "slots")
+        not caches_prefixes and (running_requests is not None or rules.states_of_drafts == "slots")
     ) or not rules.shares_states:
-        slots = running or USUAL_SLOTS
+        slots = running_requests or USUAL_SLOTS
     else:
         budget = available * share / (1 + share)
-        beside = drafted if rules.states_of_drafts == "budget" else 0
-        slots = int((budget - padding * slot_bytes * (1 + beside)) // (slot_bytes * (1 + copies + beside / of_request)))
-    at_once = slots // of_request
-    if drafted and rules.states_of_drafts == "budget":
-        available -= slot_bytes * (min(running or at_once, at_once) + padding) * drafted
-    return StatePool(slots, at_once, available - slot_bytes * (1 + copies) * (slots + padding))
+        states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
+        slots = int(
+            (budget - padding * slot_bytes * (1 + states_of_drafts))
+            // (slot_bytes * (1 + copies + states_of_drafts / slots_per_request))
+        )
+    concurrent_requests = slots // slots_per_request
+    if draft_tokens and rules.states_of_drafts == "budget":
+        available -= (
+            slot_bytes * (min(running_requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
+        )
+    return StatePool(slots, concurrent_requests, available - slot_bytes * (1 + copies) * (slots + padding))
 
 
 def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:

@@ -82,6 +82,6 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     elif "pool" in log_values:
         yield LogTerm("kv_cache", log_values.sizes("pool")[-1])
     if "tokens" in log_values:
-        pools, planned = log_values.counts("tokens"), log_values.counts("planned")
-        has_dummy_alone = planned and len({*pools}) == 1 and pools[-1] < planned[-1]
-        yield LogTerm("kv_tokens", planned[-1] if has_dummy_alone else pools[-1], "tokens")
+        pools, planned_bytes = log_values.counts("tokens"), log_values.counts("planned")
+        has_dummy_alone = planned_bytes and len({*pools}) == 1 and pools[-1] < planned_bytes[-1]
+        yield LogTerm("kv_tokens", planned_bytes[-1] if has_dummy_alone else pools[-1], "tokens")

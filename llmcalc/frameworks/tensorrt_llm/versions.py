@@ -43,9 +43,9 @@ class TensorRTLLMRecord(EngineRecord[Rules]):
     def outside_torch(self, hardware: Hardware, devices: int) -> NonTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
         rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
-        own_rows = [overhead for overhead in rows if hardware.name in overhead.accelerators]
+        rows_of_accelerator = [overhead for overhead in rows if hardware.name in overhead.accelerators]
         first_rows = [overhead for overhead in rows if overhead.accelerators == rows[0].accelerators]
-        return max(own_rows or first_rows, key=lambda overhead: overhead.devices)
+        return max(rows_of_accelerator or first_rows, key=lambda overhead: overhead.devices)
 
 
 @cache

@@ -85,10 +85,10 @@ def _with_process_lines(message: str) -> LogText:
 
 def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
     """Returns the part of memory that exhausts the device, and the change that reduces it."""
-    requested = sizes.get("requested", 0)
-    if sizes.get("other_processes", 0) > max(requested, total_bytes // 20):
+    requested_bytes = sizes.get("requested", 0)
+    if sizes.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
-    if sizes.get("unallocated", 0) >= requested:
+    if sizes.get("unallocated", 0) >= requested_bytes:
         return "unallocated", FRAGMENTED
     return "allocated", ""
 

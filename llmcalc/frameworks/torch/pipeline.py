@@ -233,12 +233,12 @@ class RankRun:
         workspace: int = 0,
     ) -> None:
         self.check(layout)
-        most = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
-        if training_config.microbatches > most:
+        most_microbatches = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
+        if training_config.microbatches > most_microbatches:
             what_runs, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
                 f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
-                f"micro-batch, and all are replayed; expected at most {most:,}"
+                f"micro-batch, and all are replayed; expected at most {most_microbatches:,}"
             )
         coordinates = layout.coordinates(rank)
         self.layout: Layout = layout
@@ -325,15 +325,15 @@ class RankRun:
 
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
-        flights: dict[tuple[int, int], Flight] = {}
+        flights_by_pass: dict[tuple[int, int], Flight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
         for i, (pass_kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    flights[key] = chunk.forward_of()
+                    flights_by_pass[key] = chunk.forward_of()
                 else:
-                    chunk.backward_of(flights.pop(key))
+                    chunk.backward_of(flights_by_pass.pop(key))
                 continue
             self.before_action(i)
             if pass_kind == "F":

@@ -119,7 +119,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
                 reader.unknown[name] = "it is modelled without"
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reader, arguments, DEFAULTS, prefers=length)
+        run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:

@@ -112,14 +112,15 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
         return world_size
-    per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
+    gpus_per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reader, "trainer.nnodes", reader.value(config, "trainer.nnodes", 1))
     world_option = reader.source.world_size if reader.source.devices_typed else None
-    if world_option not in (None, per_node * nodes):
+    if world_option not in (None, gpus_per_node * nodes):
         raise reader.wrong(
-            "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
+            "--devices",
+            f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {gpus_per_node}",
         )
-    return per_node * nodes
+    return gpus_per_node * nodes
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
@@ -144,10 +145,12 @@ def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
     """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
-    per_prompt = size_of(reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1))
+    responses_per_prompt = size_of(
+        reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1)
+    )
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
-    return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
+    return max(1, mini_batch * responses_per_prompt // (batch * max(1, ranks)))
 
 
 def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -240,8 +243,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     }
     if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
-    reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
-    own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
+    reduce_dtype = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=is_flat)
     return LaunchSettings(layout, settings, own_settings)
 
 

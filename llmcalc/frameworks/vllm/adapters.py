@@ -52,7 +52,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
 
 def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
-    sides = 0
+    widths = 0
     vocabulary = rank.vocab_size
     for tree_node in rank.model.tree().walk():
         op = tree_node.node.op
@@ -60,11 +60,11 @@ def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
             continue
         if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
-                sides += int(tree_node.times) * (vocabulary + rank.hidden_size)
+                widths += int(tree_node.times) * (vocabulary + rank.hidden_size)
         elif isinstance(op, ExpertLinear):
             if version < EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
-            sides += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
+            widths += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
         elif isinstance(op, Linear):
-            sides += int(tree_node.times * (op.n_in + op.n_out))
-    return sides
+            widths += int(tree_node.times * (op.n_in + op.n_out))
+    return widths

@@ -318,7 +318,7 @@ class Server(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens that a window holds beside its own: those of the batches that are scheduled at once."""
+        """The tokens of all batches scheduled at once, for which a window needs further blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
@@ -424,9 +424,11 @@ class Server(EngineServer):
         _, _, experts = rank.widths
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
-            padded = self.record.padded_experts(self.numbers, self.hardware).bytes_of(rank.hidden_size, experts.width)
+            padded_experts = self.record.padded_experts(self.numbers, self.hardware).bytes_of(
+                rank.hidden_size, experts.width
+            )
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
-            padding = rank.number_of_layers * experts.number * (padded - expert)
+            padding = rank.number_of_layers * experts.number * (padded_experts - expert)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
         return max(0, rank.weights + tables + padding + copies - offloaded_bytes)

@@ -28,12 +28,12 @@ def candidates(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server = Server(preset, hardware, version, flags)
-    planned = memory(preset, hardware, version, flags)
-    most, block = planned.most_sequences, planned.block_size
-    if planned.message.startswith(server.record.messages["aligned_block"]):
+    server_memory = memory(preset, hardware, version, flags)
+    most_sequences, block = server_memory.most_sequences, server_memory.block_size
+    if server_memory.message.startswith(server.record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
-    if most > FEWER_SEQUENCES:
-        yield f"--max-num-seqs {most}", {"max_num_seqs": most}
+    if most_sequences > FEWER_SEQUENCES:
+        yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     longest_tokens = longest_request(preset, hardware, version, flags)
@@ -67,11 +67,11 @@ def layouts(
         flags_of_layout = {name: parallel_size for name, parallel_size in layout.items() if parallel_size > 1}
         if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
             try:
-                planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
-                if planned.most_sequences and "max_num_seqs" not in flags:
-                    flags_of_layout["max_num_seqs"] = planned.most_sequences
-                    planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
-                yield flags_of_layout, planned
+                server_memory = memory(preset, hardware, version, {**flags, **flags_of_layout})
+                if server_memory.most_sequences and "max_num_seqs" not in flags:
+                    flags_of_layout["max_num_seqs"] = server_memory.most_sequences
+                    server_memory = memory(preset, hardware, version, {**flags, **flags_of_layout})
+                yield flags_of_layout, server_memory
             except InputError as error:
                 if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
                     raise

@@ -59,17 +59,17 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     """
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
-    by_group: dict[tuple[int, int | None], list[Pages]] = {}
+    pages_by_group: dict[tuple[int, int | None], list[Pages]] = {}
     for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
-        by_group.setdefault((pages.block, pages.window), []).append(pages)
-    entries = by_group.pop((BLOCK, None), [])
+        pages_by_group.setdefault((pages.block, pages.window), []).append(pages)
+    entries = pages_by_group.pop((BLOCK, None), [])
     if not entries:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
     sizes = sorted({pages.bytes for pages in entries})
-    counts = [_tuples(entries), *map(_tuples, by_group.values())]
+    counts = [_tuples(entries), *map(_tuples, pages_by_group.values())]
     divisor = _least_padding(counts, counts[0])
     groups, slots = [Group(1, None, block=BLOCK)], [_layers_by_size(entries)]
-    for (block, window), group in by_group.items():
+    for (block, window), group in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
         parts = -(-_tuples(group) // divisor)
@@ -102,9 +102,12 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
             yield Pages(layers, _aligned(BLOCK // rate * bytes_of_entry), BLOCK, None)
             yield Pages(layers, _aligned(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
     if rank.drafting_layers:
-        first = next(mixer for mixer, _ in compressed_layers(rank))
+        first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield Pages(
-            rank.drafting_layers, _aligned(WINDOW_BLOCK * _key_bytes(first)), WINDOW_BLOCK, first.sliding_window
+            rank.drafting_layers,
+            _aligned(WINDOW_BLOCK * _key_bytes(first_mixer)),
+            WINDOW_BLOCK,
+            first_mixer.sliding_window,
         )
 
 

@@ -117,12 +117,16 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     if tower is None or tower.image is None or request.limit == 0:
         return None
     rule = _with_processor(tower.image, processor)
-    sizes = [(down * LARGE, across * LARGE) for down, across in SHAPES] if request.size is None else [request.size]
+    sizes = (
+        [(tiles_down * LARGE, tiles_across * LARGE) for tiles_down, tiles_across in SHAPES]
+        if request.size is None
+        else [request.size]
+    )
     image = max(_processed_images(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
     copies = 1
     if request.frames:
-        most = max(1, request.length // image.tokens)
-        copies = min(request.frames // tower.patches.temporal_patch_size, most)
+        most_images = max(1, request.length // image.tokens)
+        copies = min(request.frames // tower.patches.temporal_patch_size, most_images)
     tokens = copies * (image.tokens - int(getattr(rule, "marks", 0)))
     budget = max(request.tokens, tokens)
     prompt_images = max(1, min(request.limit, request.length // tokens))
@@ -158,14 +162,14 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
     """
-    h, block = tower.hidden_size, tower.stack.block
+    hidden_size, block = tower.hidden_size, tower.stack.block
     attention, network = block.attention, block.feed_forward
-    width = attention.num_attention_heads * (attention.head_dim or h // attention.num_attention_heads)
+    width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
-    reduced = h if ranks > 1 else 0
-    in_attention = 2 * h + vectors * width // ranks + h + reduced
-    in_network = 3 * h + (3 if network.gated else 2) * network.intermediate_size // ranks
-    return int((h if tower.positions is not None else 0) + max(in_attention, in_network))
+    reduced_output = hidden_size if ranks > 1 else 0
+    attention_elements = 2 * hidden_size + vectors * width // ranks + hidden_size + reduced_output
+    network_elements = 3 * hidden_size + (3 if network.gated else 2) * network.intermediate_size // ranks
+    return int((hidden_size if tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
 def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
@@ -174,25 +178,25 @@ def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
     size = table.pop("size", {})
     if not isinstance(size, Mapping):
         raise InputError(f"--mm-processor-kwargs: size: {shown(size)}; expected a table with longest_edge")
-    most = table.pop("max_pixels", size.get("longest_edge"))
+    most_pixels = table.pop("max_pixels", size.get("longest_edge"))
     least = table.pop("min_pixels", None)
     for name in [name for name in table if name in IDLE_KEYS]:
         table.pop(name)
-    if table or (most is not None and not isinstance(rule, SmartResize)):
+    if table or (most_pixels is not None and not isinstance(rule, SmartResize)):
         raise InputError(
             f"--mm-processor-kwargs: {shown(next(iter(table), 'max_pixels'))} is not modelled for this model; "
             "remove the key"
         )
     if not isinstance(rule, SmartResize):
         return rule
-    limits = {"max_pixels": most, "min_pixels": least}
+    limits = {"max_pixels": most_pixels, "min_pixels": least}
     for name, value in limits.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**10):
             raise InputError(f"--mm-processor-kwargs: {name}: {shown(value)}; expected a number of pixels")
-    changed = {name: value for name, value in limits.items() if value is not None}
-    if most is not None and least is None:
-        changed["min_pixels"] = min(rule.min_pixels, most)
-    return rule.model_copy(update=changed)
+    changed_limits = {name: value for name, value in limits.items() if value is not None}
+    if most_pixels is not None and least is None:
+        changed_limits["min_pixels"] = min(rule.min_pixels, most_pixels)
+    return rule.model_copy(update=changed_limits)
 
 
 IDLE_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")

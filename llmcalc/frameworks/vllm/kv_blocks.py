@@ -108,7 +108,7 @@ def block_pool(
     block_size: int,
     rules: Rules,
     has_full_windows: bool = False,
-    drafted: Sequence[TokenCache] = (),
+    draft_caches: Sequence[TokenCache] = (),
     context_ranks: int = 1,
     state_blocks: StateBlocks = CURRENT_STATE,
     has_scaled_latents: bool = True,
@@ -116,14 +116,14 @@ def block_pool(
     """Returns the block pool of a rank's KV cache.
 
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
-    has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
+    has_full_windows: whether windowed layers keep all tokens. draft_caches: caches of a model that drafts.
     context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
     state_blocks: how recurrent states are kept.
     has_scaled_latents: whether latents of 8 bits beside an indexer have scales.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    caches, states = [*rank.token_caches, *drafted], stored_states(rank, state_blocks.drafted)
+    caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks.drafted)
     if not caches:
         raise rank.without_cache("vllm")
     if states and not rules.grouped_layers:
@@ -137,7 +137,7 @@ def block_pool(
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
-    if drafted:
+    if draft_caches:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
     return _pool_of_layer_groups(caches, states, element_bytes, block_size, state_blocks)
 

@@ -70,9 +70,9 @@ class ProfileRun(NamedTuple):
 
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
-        h = rank.hidden_size
-        sent_bytes = 2 * self.tokens * h * 2 if self.stages > 1 else 0
-        return (self.tokens + self.sequences) * h * self.element_bytes + sent_bytes
+        hidden_size = rank.hidden_size
+        sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
+        return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
@@ -95,9 +95,12 @@ class ProfileRun(NamedTuple):
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""
-        layers, after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
-        if self.encoder is not None and self.encoder_bytes > max(layers, after_layers) + self.bytes_of_images:
+        layer_bytes, bytes_after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
+        if (
+            self.encoder is not None
+            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
+        ):
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"
-        if not self.last_stage or layers > after_layers:
+        if not self.last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

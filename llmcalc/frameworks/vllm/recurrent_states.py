@@ -56,18 +56,23 @@ CURRENT_STATE = StateBlocks()
 
 
 def state_blocks(
-    rank: EngineRank, rules: StateRules, hardware: Hardware, flags: Mapping[str, Any], drafted: int, block_size: int
+    rank: EngineRank,
+    rules: StateRules,
+    hardware: Hardware,
+    flags: Mapping[str, Any],
+    draft_tokens: int,
+    block_size: int,
 ) -> StateBlocks:
     """Returns how vLLM stores the recurrent states of the model on a rank.
 
-    hardware: the accelerator. flags: values of vLLM's flags by their fields. drafted: tokens that are drafted for a
+    hardware: the accelerator. flags: values of vLLM's flags by their fields. draft_tokens: drafted tokens of a
     step. block_size: tokens of a block as `--block-size` or the default has them.
     """
     parts = [part for part, _ in mixers(rank.preset.model)]
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
     mode = "current"
     if flags.get("enable_prefix_caching", rules.caches_prefixes):
-        mode = _state_storage_mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
+        mode = _state_storage_mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), draft_tokens)
     alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
@@ -75,33 +80,37 @@ def state_blocks(
         chunk = max((getattr(part, "chunk_size", CHUNK_WITHOUT_CHUNKS) for part in mambas), default=1)
         alignment = math.lcm(alignment, chunk)
     if mode != "align":
-        return StateBlocks(mode, drafted, 0, alignment)
+        return StateBlocks(mode, draft_tokens, 0, alignment)
     if _exports_delta_nets(rules, hardware) and any(isinstance(part, GatedDeltaNet) for part in parts):
-        return StateBlocks(mode, drafted, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
+        return StateBlocks(mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(part, Mamba2) for part in mambas)
-    return StateBlocks(mode, drafted, int(has_checkpoint), alignment)
+    return StateBlocks(mode, draft_tokens, int(has_checkpoint), alignment)
 
 
 def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
     """Whether FlashInfer runs prompts of a Gated DeltaNet and can export a state inside a prompt."""
-    first = rules.checkpoints_of_delta_nets
-    return first is not None and hardware.compute_capability is not None and float(hardware.compute_capability) >= first
+    first_version = rules.checkpoints_of_delta_nets
+    return (
+        first_version is not None
+        and hardware.compute_capability is not None
+        and float(hardware.compute_capability) >= first_version
+    )
 
 
-def _state_storage_mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
-    """Returns vLLM's mode of storing recurrent states under prefix caching. chosen: `--mamba-cache-mode`."""
+def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
+    """Returns vLLM's mode of storing recurrent states under prefix caching. state_mode: `--mamba-cache-mode`."""
     if rules.mode_of_prefixes != "all or align":
         return rules.mode_of_prefixes
-    if not has_mamba or chosen == "align" or (chosen == "none" and drafted and rules.aligns_drafts):
+    if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and rules.aligns_drafts):
         return "align"
     return "all"
 
 
-def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
+def stored_states(rank: EngineRank, draft_tokens: int) -> list[StateCache]:
     """Returns the recurrent states as vLLM stores them: a convolution's last k − 1 inputs, and those of drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
     if any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model)):
-        drafted = 0
-    return rank.stored_states(drafted)
+        draft_tokens = 0
+    return rank.stored_states(draft_tokens)

@@ -25,13 +25,13 @@ def sparse_workspace(rank: EngineRank, length: int, tokens: int) -> int:
 
     length: tokens of the longest sequence. tokens: those of a batch.
     """
-    reserved = [0]
+    reserved_bytes = [0]
     for mixer, _ in mixers(rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
-            reserved.append(INDEXED_SEQUENCES * length * scaled_bytes(mixer.index_head_dim))
+            reserved_bytes.append(INDEXED_SEQUENCES * length * scaled_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):
-            reserved += _reserved_bytes(mixer, length, tokens)
-    return max(reserved)
+            reserved_bytes += _reserved_bytes(mixer, length, tokens)
+    return max(reserved_bytes)
 
 
 def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> list[int]:
@@ -39,8 +39,8 @@ def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> lis
     batch, window = min(length, tokens), mixer.sliding_window
     rate = mixer.compress_rate
     keys = batch + min(length - batch, window - 1) + (0 if rate is None else length // rate)
-    gathered = PROMPTS_AT_ONCE * keys * mixer.head_dim * BFLOAT16_BYTES
+    gathered_keys = PROMPTS_AT_ONCE * keys * mixer.head_dim * BFLOAT16_BYTES
     if rate is None or mixer.indexer is None:
-        return [gathered + batch * (window + 1) * INT32_BYTES]
+        return [gathered_keys + batch * (window + 1) * INT32_BYTES]
     indices = batch * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
-    return [gathered + indices, INDEXED_SEQUENCES * length // rate * scaled_bytes(mixer.indexer.index_head_dim)]
+    return [gathered_keys + indices, INDEXED_SEQUENCES * length // rate * scaled_bytes(mixer.indexer.index_head_dim)]

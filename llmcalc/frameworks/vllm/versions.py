@@ -101,13 +101,17 @@ class PaddedExperts(VersionRange):
 
     def bytes_of(self, hidden: int, intermediate: int) -> int:
         """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
-        h, i = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
+        hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
-        up_bytes = _round_up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _round_up(
-            2 * i, rows
+        up_bytes = _round_up(
+            hidden_size // 2, self.swizzle or 1
+        ) * 2 * intermediate_size + hidden_size // 32 * _round_up(
+            2 * intermediate_size, rows
         )  # gate and up projections
-        down_bytes = _round_up(i // 2, self.swizzle or 1) * h + i // 32 * _round_up(h, rows)
-        return up_bytes + down_bytes + (bias - 2) * (2 * i + h)
+        down_bytes = _round_up(
+            intermediate_size // 2, self.swizzle or 1
+        ) * hidden_size + intermediate_size // 32 * _round_up(hidden_size, rows)
+        return up_bytes + down_bytes + (bias - 2) * (2 * intermediate_size + hidden_size)
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -180,8 +184,8 @@ class VLLMRecord(EngineRecord[Rules]):
         """
         rows = ranges_at(self.compressed_pages, version)
         if not rows:
-            first = self.compressed_pages[0].start
-            raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first} on")
+            first_layout = self.compressed_pages[0].start
+            raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_layout} on")
         return rows[-1].layout
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:

@@ -42,8 +42,8 @@ def width_of_terminal() -> int:
         return int(columns)
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
-            if stream is not None and (columns_found := os.get_terminal_size(stream.fileno()).columns):
-                return columns_found
+            if stream is not None and (terminal_columns := os.get_terminal_size(stream.fileno()).columns):
+                return terminal_columns
         except (AttributeError, ValueError, OSError):
             continue
     return 80
@@ -105,7 +105,7 @@ def _table_lines(table: Table, width: int) -> Iterator[str]:
         if table.notes:
             yield ""
     for note in table.notes:
-        yield from indented(note, width, hang=INDENT)
+        yield from indented(note, width, hanging_indent=INDENT)
 
 
 def line_count(table: Table, width: int) -> int:
@@ -158,22 +158,22 @@ def _grid_lines(table: Table) -> Iterator[str]:
         yield INDENT + GAP.join(padded_cells)
 
 
-def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """Yields the lines of a text above or below a table. hang: additional indent of all lines after the first."""
-    for line in _wrapped_lines(text, width - len(INDENT), hang):
+def indented(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
+    """Yields the lines of a text above or below a table. hanging_indent: further indent of all lines but the first."""
+    for line in _wrapped_lines(text, width - len(INDENT), hanging_indent):
         yield INDENT + line
 
 
-def _wrapped_lines(text: str, width: int, hang: str = "") -> Iterator[str]:
+def _wrapped_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
     """Yields lines of at most `width`, broken between words; a longer word (a link) has a line of its own.
 
-    hang: indent of the lines after the first.
+    hanging_indent: indent of the lines after the first.
     """
     line = ""
     for word in re.findall(r"\s*\S+\s*", text):
         if line.strip() and len(line) + len(word.rstrip()) > width:
             yield line.rstrip()
-            line = hang
+            line = hanging_indent
         line += word
     if line:
         yield line.rstrip()

@@ -81,12 +81,12 @@ def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
     keys = [column.key for column in table.columns]
     if leaves:
         table = table._replace(rows=leaves_of(table.rows))
-    with_fractions = {
+    fractional_columns = {
         i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
     }
     rows = [
         {
-            key: float(value) if i in with_fractions and isinstance(value, int) else value
+            key: float(value) if i in fractional_columns and isinstance(value, int) else value
             for i, (key, value) in enumerate(zip(keys, cells, strict=True))
         }
         for cells in _rows_with_parents(table)

@@ -34,7 +34,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
         if table.notes and table.rows:
             console.print()
         for note in table.notes:
-            _print_indented(console, note, hang=pipe.INDENT)
+            _print_indented(console, note, hanging_indent=pipe.INDENT)
 
 
 def _print_heading(console: Console, table: Table) -> None:
@@ -52,10 +52,10 @@ def _print_heading(console: Console, table: Table) -> None:
         _print_indented(console, table.aside)
 
 
-def _print_indented(console: Console, text: str, hang: str = "") -> None:
+def _print_indented(console: Console, text: str, hanging_indent: str = "") -> None:
     from rich.text import Text
 
-    for line in pipe.indented(text, console.width, hang):
+    for line in pipe.indented(text, console.width, hanging_indent):
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 

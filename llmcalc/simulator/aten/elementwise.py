@@ -139,8 +139,8 @@ class Elementwise(Views):
         """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
         is_equal, half_gradient = self.compare(a, b), self.like(output_gradient)
         gradient = self.like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
-        larger = self.compare(a, b)
-        del larger
+        is_larger = self.compare(a, b)
+        del is_larger
         return gradient
 
     def exp(self, x: Tensor) -> Tensor:
@@ -203,20 +203,20 @@ class Elementwise(Views):
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
-    def _reduce_axis(self, x: Tensor, axis: int, keep: bool) -> Shape:
+    def _reduce_axis(self, x: Tensor, axis: int, keepdim: bool) -> Shape:
         axis = axis % len(x.shape)
-        return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
+        return (*x.shape[:axis], *((1,) if keepdim else ()), *x.shape[axis + 1 :])
 
-    def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
+    def mean(self, x: Tensor, axis: int = -1, keepdim: bool = True) -> Tensor:
+        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
         return record(self.graph, "mean", (x,), output, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
-    def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
+    def sum(self, x: Tensor, axis: int = -1, keepdim: bool = False) -> Tensor:
+        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
         axis = axis % len(input_shape)
 
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
-            return (self.expand(output_gradient if keep else self.unsqueeze(output_gradient, axis), input_shape),)
+            return (self.expand(output_gradient if keepdim else self.unsqueeze(output_gradient, axis), input_shape),)
 
         return record(self.graph, "sum", (x,), output, backward)
 

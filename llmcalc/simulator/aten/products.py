@@ -18,14 +18,14 @@ class Products(Elementwise):
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices: [n, k] × [k, m]."""
         saves = saved_factors(a, b)
-        alike = _like_matrix(a), _like_matrix(b)
+        layouts = _like_matrix(a), _like_matrix(b)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradient_b = (
-                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[1] else None
+                self.graph.new(layouts[1][0], output_gradient.dtype, layouts[1][1]) if needs_input_grad[1] else None
             )
             return (
-                self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[0] else None,
+                self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[0] else None,
                 gradient_b,
             )
 
@@ -41,14 +41,16 @@ class Products(Elementwise):
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
         saves = saved_factors(a, b)
-        alike = _like_matrix(a), _like_matrix(b)
+        layouts = _like_matrix(a), _like_matrix(b)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[1] else None
-            gradient_b = (
-                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[2] else None
+            gradient_of_a = (
+                self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[1] else None
             )
-            return output_gradient if needs_input_grad[0] else None, of_a, gradient_b
+            gradient_b = (
+                self.graph.new(layouts[1][0], output_gradient.dtype, layouts[1][1]) if needs_input_grad[2] else None
+            )
+            return output_gradient if needs_input_grad[0] else None, gradient_of_a, gradient_b
 
         return record(
             self.graph,
@@ -91,8 +93,8 @@ class Products(Elementwise):
         """Computes x·Wᵀ + b without autocast."""
         rows, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
-            flat = self.reshape(x, (count(rows), x.shape[-1]))
-            return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
+            flat_rows = self.reshape(x, (count(rows), x.shape[-1]))
+            return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*rows, weight.shape[0]))
         if self._runs_as_matrix(x, weight):
             output = self.reshape(
                 self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
@@ -111,13 +113,13 @@ class Products(Elementwise):
         leading_axes = range(len(x.shape) - 2)
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
-    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *beside: Tensor) -> Tensor:
+    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *joined_matrices: Tensor) -> Tensor:
         """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m].
 
-        group_ends: last row per group. beside: further matrices, [groups, k, ·], whose columns stand beside those of b
+        group_ends: last row per group. joined_matrices: further matrices, [groups, k, ·], beside the columns of b
         in one product.
         """
-        matrices = (b, *beside)
+        matrices = (b, *joined_matrices)
         saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
         saves = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
         rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
@@ -129,8 +131,8 @@ class Products(Elementwise):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = [
-                self.graph.new(shape, output_gradient.dtype, strides) if needs else None
-                for (shape, strides), needs in zip(layouts, needs_input_grad[1:], strict=True)
+                self.graph.new(shape, output_gradient.dtype, strides) if needs_gradient else None
+                for (shape, strides), needs_gradient in zip(layouts, needs_input_grad[1:], strict=True)
             ]
             return self.graph.new(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
@@ -223,5 +225,5 @@ class Products(Elementwise):
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
-    by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
-    return x.shape, (1, x.shape[0]) if by_columns else None
+    is_column_major = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    return x.shape, (1, x.shape[0]) if is_column_major else None

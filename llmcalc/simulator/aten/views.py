@@ -47,9 +47,11 @@ class Views:
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
         if strides is not None:
             return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, input_shape),))
-        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),))
-        copy.has_base = False  # `_unsafe_view`
-        return copy
+        copied_view = self._view(
+            self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),)
+        )
+        copied_view.has_base = False  # `_unsafe_view`
+        return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
         """Returns the tensor with another shape, which torch's kernel gives it from the start; records no operation."""
@@ -174,9 +176,9 @@ class Views:
         """Casts to another number format; returns the tensor itself if it has that format already."""
         if x.dtype is dtype:
             return x
-        copy = self.graph.new(x.shape, dtype, self._preserved_strides(x))
+        converted = self.graph.new(x.shape, dtype, self._preserved_strides(x))
         input_dtype = x.dtype
-        return record(self.graph, "to", (x,), copy, lambda g, _: (self.to(g, input_dtype),))
+        return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved_strides(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
@@ -240,9 +242,9 @@ class Views:
 
 def result_type(*xs: Tensor) -> Dtype:
     """Returns the number format of an elementwise result. Scalars count only if they alone are floating."""
-    with_axes = [x for x in xs if x.shape]
-    if with_axes and (any(x.dtype.floating for x in with_axes) or not any(x.dtype.floating for x in xs)):
-        xs = tuple(with_axes)
+    non_scalars = [x for x in xs if x.shape]
+    if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in xs)):
+        xs = tuple(non_scalars)
     dtype = xs[0].dtype
     for x in xs[1:]:
         dtype = promoted_dtype(dtype, x.dtype)

@@ -80,11 +80,11 @@ class RingAttention(Eager):
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.ring is not None:
-            crossing = operation.ins[1].rows != operation.ins[0].rows
+            is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if (
                 self.choices.attention not in ("flash", "sdpa")
-                or crossing
+                or is_cross_attention
                 or has_window
                 or not operation.options["causal"]
             ):
@@ -93,10 +93,10 @@ class RingAttention(Eager):
                 )
         super().attention_AttentionCore(operation)
 
-    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
         """Runs flash attention, to which torch's ring dispatches scaled_dot_product_attention."""
         if self.ring is None:
-            return super().scaled_dot_product(operation, q, k, v, crossing)
+            return super().scaled_dot_product(operation, q, k, v, is_cross_attention)
         return self.run_attention_core(self.flash, q, k, v)
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -114,9 +114,10 @@ class RingAttention(Eager):
                     results.extend(kernels.forward(q, k, v))
             return results[i]
 
-        selective = autograd_graph.results
+        saved_results = autograd_graph.results
         outputs = [
-            result(i) if selective is None else selective.operation_result(name, partial(result, i)) for i in range(4)
+            result(i) if saved_results is None else saved_results.operation_result(name, partial(result, i))
+            for i in range(4)
         ]
         results.clear()
         output, *other_outputs = outputs
@@ -197,10 +198,10 @@ def half(aten: Aten, x: Tensor) -> Tensor:
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
-def partial_update(aten: Aten, original: Tensor) -> Tensor:
+def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
     """Replaces one part of a tensor in a copy, or adds to that part in place (`_partial_update`)."""
-    halves = [half(aten, original)] * CHUNKS
-    return aten.cat(halves, ROWS)
+    half_outputs = [half(aten, whole_output)] * CHUNKS
+    return aten.cat(half_outputs, ROWS)
 
 
 class Kernels:

@@ -125,9 +125,11 @@ class Divided(Eager):
             makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
             if not operation.outs or (operation.weight is None and not makes_rows):
                 continue
-            by_rows = not operation.ins or any(map(self.is_by_tokens, operation.ins))
+            is_divided_by_tokens = not operation.ins or any(map(self.is_by_tokens, operation.ins))
             reason = ""
-            if by_rows and (operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))):
+            if is_divided_by_tokens and (
+                operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))
+            ):
                 reason = "the plan of torch.distributed has no rule for it"
             elif operation.ins and operation.ins[0].rows is not TOKENS:
                 reason = "of an encoder it is not modelled"
@@ -237,13 +239,13 @@ class Divided(Eager):
         if axis is None or axis.degree == 1:
             return logits
         allocate, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.full_size
-        per_rank = ceil_div(vocabulary_size, axis.degree)
-        local_tensor = logits if width == per_rank else allocate((*rows, per_rank), logits.dtype)
-        gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
+        logits_per_rank = ceil_div(vocabulary_size, axis.degree)
+        local_tensor = logits if width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
+        gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
-        result = allocate((*rows, per_rank * axis.degree), logits.dtype)
+        result = allocate((*rows, logits_per_rank * axis.degree), logits.dtype)
         del gathered_logits
-        if per_rank * axis.degree != vocabulary_size:
+        if logits_per_rank * axis.degree != vocabulary_size:
             result = allocate((*rows, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
@@ -348,8 +350,8 @@ class Divided(Eager):
 
     def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
-        by_head = operations["x_proj"].verb == "experts"
-        return super().module_SelectiveScan(operations, x) if by_head else self.mamba_of_steps(operations, x)
+        has_heads = operations["x_proj"].verb == "experts"
+        return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_of_steps(operations, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 
@@ -393,9 +395,9 @@ class Divided(Eager):
         below_shard, above_shard = allocate(tensor.shape, BOOL), allocate(tensor.shape, BOOL)
         mask = allocate(tensor.shape, BOOL)
         del below_shard, above_shard
-        clone = allocate(tensor.shape, INT64)
+        mask_copy = allocate(tensor.shape, INT64)
         masked_tensor = allocate(tensor.shape, INT64)
-        del clone
+        del mask_copy
         return mask, masked_tensor
 
     # --- the loss ---------------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ def record_function(
         libraries do, and may not capture a tensor.
     """
     tensor_indices = [i for i, x in enumerate(ins) if x is not None]
-    has_saved = [x is not None for x in saved_tensors]
+    is_saved_tensor = [x is not None for x in saved_tensors]
 
     def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
         remaining_saved = iter(saved)
-        outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in has_saved])
+        outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in is_saved_tensor])
         return [outputs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]

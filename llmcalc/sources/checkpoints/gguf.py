@@ -140,7 +140,7 @@ class _Arrays:
 
 
 def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> str:
-    """Reads a text. limit: the largest number of bytes; default the rest of the header's bound."""
+    """Reads a string of the header. limit: the largest number of bytes; default the rest of the header's bound."""
     length = reader.number("Q", field)
     if limit is not None and length > limit:
         raise InputError(

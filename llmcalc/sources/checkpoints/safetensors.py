@@ -230,10 +230,10 @@ def join_shards(
     they are not known). folder: what stands before a file's name in messages.
     """
     tensors: dict[str, StoredTensor] = {}
-    bytes_left = LARGEST_HEADER
+    remaining_bytes = LARGEST_HEADER
     for shard in dict.fromkeys(weight_map.values()):
-        text, data_bytes = header(shard, bytes_left)
-        bytes_left -= len(text)
+        text, data_bytes = header(shard, remaining_bytes)
+        remaining_bytes -= len(text)
         for tensor in parse_header(text, f"{folder}{shard}", data_bytes).tensors:
             if tensor.name in tensors:
                 raise InputError(f"{folder}{shard}: {tensor.name[:80]} is in another file too; expected one")

@@ -17,9 +17,9 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     """
     text = text_of(config)[2]
     types = dict.fromkeys((kind_of_class(architecture_of(config)), usual_name(config["model_type"]), text))
-    behind = [family_of(name).like or name for name in types if name in model_types()]
-    prefixes = (f"{base}." for name in behind for base in bases().get(name, ()))
-    family = family_of(behind[-1])
+    base_families = [family_of(name).like or name for name in types if name in model_types()]
+    prefixes = (f"{base}." for name in base_families for base in bases().get(name, ()))
+    family = family_of(base_families[-1])
     stored = _with_unconverted(config, family.unconverted)
     return Checkpoint(stored, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
 
@@ -28,8 +28,8 @@ def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> M
     """Returns the config with further entries in its list of unconverted modules, at its top or in its text model."""
     table, text = config.get("quantization_config"), config.get("text_config")
     if table is None and isinstance(text, dict):
-        changed = _with_unconverted(text, patterns)
-        return config if changed is text else {**config, "text_config": changed}
+        converted_text = _with_unconverted(text, patterns)
+        return config if converted_text is text else {**config, "text_config": converted_text}
     if not patterns or not isinstance(table, dict) or not isinstance(table.get("ignore"), list):
         return config
     return {**config, "quantization_config": {**table, "ignore": [*table["ignore"], *patterns]}}

@@ -149,14 +149,14 @@ class Config:
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
-        present = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
+        present_names = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
         return next(
             (
                 name_or_alias
-                for name_or_alias in present
+                for name_or_alias in present_names
                 if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
             ),
-            present[0] if present else None,
+            present_names[0] if present_names else None,
         )
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
@@ -190,10 +190,10 @@ class Config:
     def maybe(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        present = [
+        present_values = [
             name_or_alias for name_or_alias in names if name_or_alias in self.data or name_or_alias in self.defaults
         ]
-        return None if not present or self.get(*names) is None else self.size(*names)
+        return None if not present_values or self.get(*names) is None else self.size(*names)
 
     def flag(self, *names: str) -> bool:
         value = self.get(*names)
@@ -240,7 +240,7 @@ class Config:
         return options[value]
 
     def must(self, name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if a field has a value with which the class would have weights that are not counted."""
+        """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
         value = self.get(name)
         if value not in expected_values:
             raise self.wrong(
@@ -284,7 +284,7 @@ class Config:
             parent.from_defaults |= self.from_defaults
 
     def _corrected_name(self, name: str) -> str:
-        """Returns the field whose name an unknown field may misspell: a known field that the config does not set."""
+        """Returns the known field, not set in the config, that an unknown field may misspell."""
         if name in self.unread:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))

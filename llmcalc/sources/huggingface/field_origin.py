@@ -95,15 +95,15 @@ def _tracked_value(value: Any, path: str) -> Any:
     return _with_fields(value, frozenset({path}))
 
 
-def _numbers_below(table: Any, names: set[str], inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
+def _numbers_below(table: Any, names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
     if isinstance(table, dict):
         for name, value in table.items():
             yield from _numbers_below(value, names, name in names and not isinstance(value, dict))
     elif isinstance(table, list | tuple):
         for value in table:
-            yield from _numbers_below(value, names, inside)
-    elif inside and isinstance(table, TrackedInt | TrackedFloat):
+            yield from _numbers_below(value, names, is_inside)
+    elif is_inside and isinstance(table, TrackedInt | TrackedFloat):
         yield table
 
 

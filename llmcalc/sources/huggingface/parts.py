@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, overlaid
+from ...components.stack import MOST_KINDS, overlaid_table
 from ...errors import InputError
 from .config import Config, is_number, is_whole
 from .heads import HEAD_ENDINGS, architecture_of
@@ -62,7 +62,7 @@ def attention(config: Config, **fields: Any) -> Table:
     table: Table = {"num_attention_heads": heads, "head_dim": config.maybe("head_dim"), "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         table["num_key_value_heads"] = kv_heads
-    return {k: v for k, v in {**table, **fields}.items() if v is not None}
+    return {field: value for field, value in {**table, **fields}.items() if value is not None}
 
 
 def rope(
@@ -172,8 +172,10 @@ def _without_single_variant(layers: Table) -> Table:
     used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
-    other_fields = {k: v for k, v in layers.items() if k not in ("variants", "first_layers", "pattern")}
-    return {**other_fields, "block": overlaid(layers["block"], layers["variants"][used_kinds.pop()])}
+    other_fields = {
+        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
+    }
+    return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
 def encoder(
@@ -214,9 +216,9 @@ def token_types(types: int, tasks: int | None = None) -> Table:
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
-def pooler(present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, as a model's field `pooler`, if `present`. scores: number of scores from its output."""
-    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if present else {}
+def pooler(is_present: bool, scores: int | None = None) -> Table:
+    """Returns BERT's pooler, as a model's field `pooler`, if `is_present`. scores: number of scores from its output."""
+    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
 OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
@@ -369,9 +371,9 @@ IDLE_CROSS_ATTENTION = (
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def every_nth_full(depth: int, n: int) -> list[str]:
+def every_nth_full(depth: int, period: int) -> list[str]:
     """Returns the kinds of layers: every n-th layer has full attention, the others a sliding window."""
-    return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
+    return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
 
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
@@ -510,9 +512,10 @@ def stack_of_kinds(layer_tables: dict[str, Table], names: list[str]) -> Table:
     """
     used_kinds = {name: layer_tables[name] for name in dict.fromkeys(names)}
     for block in used_kinds.values():
-        if all(overlaid(block, layer) == layer for layer in used_kinds.values()):
+        if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
             changes = {
-                name: {k: v for k, v in layer.items() if block.get(k) != v} for name, layer in used_kinds.items()
+                name: {field: value for field, value in layer.items() if block.get(field) != value}
+                for name, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes, **layer_pattern(names)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

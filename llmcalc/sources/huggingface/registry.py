@@ -122,11 +122,11 @@ def with_float32_routers(table: Any) -> Any:
         return [with_float32_routers(item) for item in table]
     if not isinstance(table, dict):
         return table
-    filled = {name: with_float32_routers(value) for name, value in table.items()}
-    router = filled.get("router", {})
-    if "num_experts" in filled and "expert" in filled and router.get("type", "linear") == "linear":
-        filled["router"] = {**router, "float32_product": True}
-    return filled
+    filled_table = {name: with_float32_routers(value) for name, value in table.items()}
+    router = filled_table.get("router", {})
+    if "num_experts" in filled_table and "expert" in filled_table and router.get("type", "linear") == "linear":
+        filled_table["router"] = {**router, "float32_product": True}
+    return filled_table
 
 
 LOGIT_CAPS = {
@@ -474,9 +474,9 @@ def _wrapped_model(
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
     section = wrapper_config[family_of(wrapper).text_section]
-    inner = usual_name(section.get("model_type") or str(family_of(wrapper).text))
+    inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text))
     size = Config(wrapper_config, {field: default}, wrapper).size(field)
-    return inner, {**section, "architectures": []}, size
+    return inner_model_type, {**section, "architectures": []}, size
 
 
 class ConfigDescription(NamedTuple):
@@ -517,8 +517,8 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         raise InputError(
             f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
-    generates = family_of(wrapper).generates or family_of(wrapper).decodes
-    stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
+    generates_text = family_of(wrapper).generates or family_of(wrapper).decodes
+    stated_head = "lm" if generates_text else "none" if family_of(wrapper).projection else head_of(wrapper_config)
     config = config_of(config_data, model_type, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)

@@ -136,7 +136,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
-    """Sets each config field that has a value in the model, except a null that is the class's default."""
+    """Sets each config field with a value in the model, except nulls that are the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:

@@ -37,7 +37,7 @@ class ConfigValues:
         self.main: Stack = spec.main
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
-    def of(self, spec: ModelSpec) -> ConfigValues:
+    def of_spec(self, spec: ModelSpec) -> ConfigValues:
         """Returns the values of another model with the same functions of fields."""
         return ConfigValues(spec, self.fields)
 
@@ -175,7 +175,16 @@ class ConfigValues:
     @property
     def head_dim(self) -> int:
         """The size of a query head; if layers differ, of the first layer."""
-        mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
+        mixer = present(
+            next(
+                (
+                    mixer_with_heads
+                    for mixer_with_heads in self.mixers
+                    if getattr(mixer_with_heads, "num_attention_heads", None) is not None
+                ),
+                None,
+            )
+        )
         head_dim: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
         return width if head_dim is None else head_dim

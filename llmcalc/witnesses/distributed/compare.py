@@ -95,8 +95,8 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
     ]
     pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {i}", LOSS, loss_of_one, loss, witness, within=WITHIN)
-        for i, (loss_of_one, loss) in enumerate(pairs, start=1)
+        Check(f"step {i}", LOSS, single_loss, loss, witness, within=WITHIN)
+        for i, (single_loss, loss) in enumerate(pairs, start=1)
     ]
     info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,

@@ -127,7 +127,7 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
             run.micro_batches()
         else:
             run.passes()
-        before_step = meter.now
+        bytes_before_step = meter.now
         run.update()
         run.zero_grad()
         peaks = {
@@ -141,5 +141,5 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
     else:
         quantities["forward_peak_bytes"], quantities["backward_peak_bytes"] = peaks["forward"], peaks["backward"]
     return quantities | {
-        "before_step_bytes": before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": meter.now,
+        "before_step_bytes": bytes_before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": meter.now,
     }  # fmt: skip

@@ -43,9 +43,9 @@ class Replicated(ParallelStyle):
     """A module that is replicated on every process and runs on the same input, like torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        to_input: Any = self._to_distributed
-        to_output: Any = self._to_local
-        return distribute_module(module, device_mesh, self._replicate, to_input, to_output)
+        convert_input: Any = self._to_distributed
+        convert_output: Any = self._to_local
+        return distribute_module(module, device_mesh, self._replicate, convert_input, convert_output)
 
     @staticmethod
     def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -91,11 +91,11 @@ def _parallel_styles(name: str, submodule: nn.Module) -> dict[str, ParallelStyle
         return {name: RowwiseParallel(input_layouts=Replicate())}
     if last_name == "lm_head":
         return {name: ColwiseParallel(use_local_output=False)}
-    in_layer = parent.rpartition(".")[0] == "layers"
-    if (in_layer or not parent) and [*submodule.parameters(recurse=False)]:
+    is_in_layer = parent.rpartition(".")[0] == "layers"
+    if (is_in_layer or not parent) and [*submodule.parameters(recurse=False)]:
         return {name: Replicated()}
     linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
-    if not in_layer or not linear:
+    if not is_in_layer or not linear:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
     styles: dict[str, ParallelStyle] = {name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)}
@@ -129,7 +129,7 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
 
 
 class SharedState:
-    """Wraps the state that layers of the PyTorch reference share, which FSDP would otherwise copy for each layer."""
+    """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -228,7 +228,7 @@ class Rank:
                 if job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
-                before_step = mode.now
+                bytes_before_step = mode.now
                 self.sum_tied()
                 for optimizer in optimizers_of_rank:
                     optimizer.step()
@@ -237,7 +237,7 @@ class Rank:
                 if i == 0:
                     quantities["first_step_peak_bytes"] = self.peaks["step"]
             quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
-            quantities |= {"before_step_bytes": before_step, "after_step_bytes": mode.now}
+            quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": mode.now}
         self.scratch: dict[str, int] = scratch_of(lambda: run(ids))
         return quantities, losses
 
@@ -250,13 +250,13 @@ class Rank:
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
-        layout, own_group = self.job.layout, None
+        layout, group_of_rank = self.job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
                 group = dist.new_group(ranks)
-                own_group = group if (tp, dp) == (self.at.tp, self.at.dp) else own_group
-        return own_group
+                group_of_rank = group if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
+        return group_of_rank
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -266,9 +266,9 @@ class Rank:
         self.last: bool = True
         if layout.pp > 1:
             layers = len(module.layers)
-            (own_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
-            parallel.keep_stage(module, own_stage.layers, own_stage.first, own_stage.last)
-            self.last = own_stage.last
+            (this_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
+            parallel.keep_stage(module, this_stage.layers, this_stage.first, this_stage.last)
+            self.last = this_stage.last
         if layout.tp > 1:
             parallel.apply_tensor_parallelism(module, self.meshes["tp"])
         if layout.zero == 3:

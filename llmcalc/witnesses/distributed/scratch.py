@@ -34,9 +34,9 @@ def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
         if byte_count > 0:
             blocks[pointer] = byte_count, kernel
         elif pointer in blocks:
-            byte_count, maker = blocks.pop(pointer)
-            if maker is not None and kernel is not None and maker.id == kernel.id:
-                largest_bytes[maker.name] = max(largest_bytes.get(maker.name, 0), byte_count)
+            byte_count, operation_name = blocks.pop(pointer)
+            if operation_name is not None and kernel is not None and operation_name.id == kernel.id:
+                largest_bytes[operation_name.name] = max(largest_bytes.get(operation_name.name, 0), byte_count)
     return dict(sorted(largest_bytes.items()))
 
 

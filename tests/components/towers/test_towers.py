@@ -478,6 +478,6 @@ def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str
         assert verdict.ok, verdict.failures
         return
     assert any("vision_config" in note for note in notes)  # its encoder is not counted, as it says
-    whole = dict(build(config, to_run=False).named_parameters())
+    whole = dict(build(config, is_to_run=False).named_parameters())
     text = {name: p for name, p in whole.items() if "vision_model" not in name and "connector" not in name}
     assert spec.tree().total(total_of) == sum(p.numel() for p in text.values()) < sum(p.numel() for p in whole.values())

@@ -295,7 +295,7 @@ def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
     assert memory(DENSE, Settings(dtype="bf16"), config=config).weights == plain
     assert memory(DENSE, Settings("training"), config=config).weights == plain
     assert memory(DENSE, Settings(quantize="int8", dtype="fp32")).weights == size(DENSE, "int8", "float32").total
-    assert memory(DENSE, Settings(quantize="int8"), published="float8").weights == size(DENSE, "int8").total
+    assert memory(DENSE, Settings(quantize="int8"), published_dtype="float8").weights == size(DENSE, "int8").total
     with pytest.raises(InputError, match="--quantize: a quantised weight takes no gradient"):
         memory(DENSE, Settings("training", quantize="int8"))
     with pytest.raises(InputError, match="--dtype int4: with --quantize this is the format of the unconverted"):

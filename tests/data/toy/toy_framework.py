@@ -18,7 +18,7 @@ from ..transient_bytes import no_transient_bytes
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank: that of one device."""
-    return run.memory.on(runtime)
+    return run.memory.memory_on(runtime)
 
 
 def estimate(memory: Memory) -> PeakEstimate:

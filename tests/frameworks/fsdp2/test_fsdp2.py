@@ -275,7 +275,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
 
 def test_adapters_under_version_1_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4)
-    run = Cluster.of(
+    run = Cluster.with_framework(
         memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own_settings=TitanSettings(flat=True)
     )
     with pytest.raises(InputError, match="fsdp_version 1"):
@@ -285,7 +285,7 @@ def test_adapters_under_version_1_are_refused() -> None:
 def test_adapters_over_weights_in_8_bits_are_refused() -> None:
     settings = Settings("training", batch=2, seq=16, lora_rank=4, base="int8")
     with pytest.raises(InputError, match="FSDP2 with adapters over weights in 8 bits"):
-        _ = Cluster.of(memory(family("llama3-8b"), settings), Layout(dp=2, zero=3), "fsdp2").device_rank
+        _ = Cluster.with_framework(memory(family("llama3-8b"), settings), Layout(dp=2, zero=3), "fsdp2").device_rank
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,9 @@ def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int, others
     codes = 3 * (24 * 72 + 3 * 24 * 40) // 2
     scales = 3 * 4 * (9 + 5 + 5 + 9 + 3 * 15)
     settings = Settings("training", batch=2, seq=16, lora_rank=4, lora_targets=("q_proj",), base="nf4", dtype="bf16")
-    cluster = Cluster.of(memory(family("llama3-8b"), settings), Layout(dp=ranks, zero=3 if ranks > 1 else 0), "fsdp2")
+    cluster = Cluster.with_framework(
+        memory(family("llama3-8b"), settings), Layout(dp=ranks, zero=3 if ranks > 1 else 0), "fsdp2"
+    )
     weights = cluster.device_rank.device.moments["step"]["weights"]
     assert weights == codes // ranks + scales + 2 * others + 4 * adapters
 
@@ -601,7 +603,7 @@ def test_ranks_of_a_cluster() -> None:
     """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
     spec = family("llama3-8b")
     one = memory(spec, Settings("training", batch=1, seq=9, attn_implementation="eager"))
-    found = Cluster.of(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
+    found = Cluster.with_framework(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = found.by_rank
     choices = torchtitan_training(spec, one.training())[0].choices  # with the mask that the class adds to its scores
     training = Training(batch=1, seq=9, implementation="fused", choices=choices)

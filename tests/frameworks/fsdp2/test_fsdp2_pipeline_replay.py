@@ -81,11 +81,11 @@ def test_passes_that_are_played_are_those_that_are_run(
         return found
 
     monkeypatch.setattr(rank_memory, "played_stage", watched)
-    found = Cluster.of(one, layout, "fsdp2", version, own).by_rank
+    found = Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
     assert all(played)
     assert len(played) == len(found)
     monkeypatch.setattr(rank_memory, "played_stage", lambda *_: None)
-    assert found == Cluster.of(one, layout, "fsdp2", version, own).by_rank
+    assert found == Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
 
 
 LONG = {
@@ -109,7 +109,7 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
     run = memory(spec, Settings("training", seq=256, num_microbatches=7 * layout.vpp, **options))
 
     def recorded() -> tuple[Any, dict[Any, Any]]:
-        cluster = Cluster.of(run, layout, "fsdp2")
+        cluster = Cluster.with_framework(run, layout, "fsdp2")
         ranks = cluster.by_rank
         return ranks, {key: rank.traces for key, rank in cluster.run.recorded_ranks(run.runtime).items()}
 
@@ -136,7 +136,7 @@ def test_ranks_with_equal_shards_share_their_passes_and_those_with_others_do_not
 
     def passes(replicas: int) -> int:
         layout = Layout(pp=2, dp=4, zero=3, reshard=False, hsdp_replicas=replicas)
-        cluster = Cluster.of(run, layout, "fsdp2")
+        cluster = Cluster.with_framework(run, layout, "fsdp2")
         for rank in range(layout.world):
             for expandable in (False, True):
                 cluster.rank_memory(rank, dataclasses.replace(run.runtime, expandable=expandable))

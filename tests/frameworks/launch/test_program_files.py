@@ -463,7 +463,7 @@ def test_nothing_in_python_is_run(tmp_path: Path) -> None:
 
 def test_values_of_a_condition_are_unknown() -> None:
     text = "def f():\n    c = Config(a=1)\n    if x():\n        c.a = 2\n    c.b.d = 2 * 3\n    return c\n"
-    config = Configurations(parse_python(text, "x.py")).of("f")
+    config = Configurations(parse_python(text, "x.py")).configuration_of("f")
     assert isinstance(config["a"], Unknown)
     assert config["b.d"] == 6
 

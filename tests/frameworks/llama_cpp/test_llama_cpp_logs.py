@@ -30,7 +30,7 @@ def computed(number: int) -> EngineMemory:
     return record.memory_on(llmcalc.load(row["target"]), find_hardware("b300"), version, flags)
 
 
-def fullest(sizes: dict[str, float]) -> float:
+def largest_phase(sizes: dict[str, float]) -> float:
     """The largest size of a GPU, or that of the host where there is none."""
     gpus = [size for device, size in sizes.items() if re.fullmatch(r"CUDA\d+", device)]
     return max(gpus or [sizes.get("CPU", 0.0)])
@@ -40,11 +40,11 @@ def compute_rows() -> list[tuple[float, dict[str, Any], float, float]]:
     """Error, row, computed and logged compute buffer of the fullest device. Rows divided tensors are left out."""
     rows = []
     for number, row in enumerate(LOGS):
-        log = fullest(row["compute_mib"])
+        log = largest_phase(row["compute_mib"])
         if not log or row["note"] == "split by rows":
             continue
         terms = computed(number).terms
-        size = fullest({term.device: term.bytes / MIB for term in terms if term.name == "compute_buffer"})
+        size = largest_phase({term.device: term.bytes / MIB for term in terms if term.name == "compute_buffer"})
         rows.append(((size - log) / log, row, size, log))
     return rows
 

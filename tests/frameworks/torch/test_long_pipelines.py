@@ -28,7 +28,9 @@ RUNS: dict[str, tuple[str, Layout, int]] = {
 
 def cluster_of(framework: str, layout: Layout, micro_batches: int) -> Cluster:
     spec = load("llama3-8b?num_hidden_layers=8").model
-    return Cluster.of(memory(spec, Settings("training", seq=256, num_microbatches=micro_batches)), layout, framework)
+    return Cluster.with_framework(
+        memory(spec, Settings("training", seq=256, num_microbatches=micro_batches)), layout, framework
+    )
 
 
 @pytest.mark.parametrize(("framework", "layout", "micro_batches"), RUNS.values(), ids=RUNS)

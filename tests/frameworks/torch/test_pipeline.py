@@ -135,7 +135,7 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=8).model
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
     walked, _ = framework_named(framework).estimate(one).largest_rank(layout, 4)
-    ranks = Cluster.of(one, layout, framework).by_rank
+    ranks = Cluster.with_framework(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
     assert walked - one.runtime.context == pytest.approx(most, rel=near)
@@ -149,7 +149,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
     one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
     walked, _ = framework_named("torch").estimate(one).largest_rank(layout, micro_batches)
-    found = [point for each in Cluster.of(one, layout, "torch").by_rank for point in each.device.timeline]
+    found = [point for each in Cluster.with_framework(one, layout, "torch").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
 
 
@@ -158,7 +158,7 @@ def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dic
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
     one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
     walked, _ = framework_named("fsdp2").estimate(one).largest_rank(layout, 4)
-    found = [point for each in Cluster.of(one, layout, "fsdp2").by_rank for point in each.device.timeline]
+    found = [point for each in Cluster.with_framework(one, layout, "fsdp2").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
 
 

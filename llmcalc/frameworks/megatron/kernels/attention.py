@@ -340,23 +340,23 @@ class AttentionKernels(LinearKernels):
             lambda g, _: (self.graph.new(original_shape, dtype),),
         )
 
-    def fused_softmax(self, raw: Tensor) -> Tensor:
+    def fused_softmax(self, scores: Tensor) -> Tensor:
         """Runs ScaledMaskedSoftmax, which saves its result.
 
         Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
         2.17.1 (csrc/extensions/softmax.cpp).
         """
-        output = self.graph.new(raw.shape, raw.dtype)
-        self.node("softmax", (raw,), [output], lambda saved_tensors, g, needs_input_grad: [g], output)
+        output = self.graph.new(scores.shape, scores.dtype)
+        self.node("softmax", (scores,), [output], lambda saved_tensors, g, needs_input_grad: [g], output)
         return output
 
-    def softmax(self, raw: Tensor) -> Tensor:
+    def softmax(self, scores: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        autograd_graph, shape = self.graph, raw.shape
-        output = autograd_graph.new(shape, raw.dtype)
+        autograd_graph, shape = self.graph, scores.shape
+        output = autograd_graph.new(shape, scores.dtype)
         self.node(
             "softmax",
-            (raw,),
+            (scores,),
             [output],
             lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
             output,
@@ -368,9 +368,9 @@ class AttentionKernels(LinearKernels):
         sizes_fit = 16 < keys <= LONGEST_FUSED and queries % 4 == 0 and keys % 4 == 0
         return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
 
-    def unfused_softmax(self, raw: Tensor) -> Tensor:
+    def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
-        kernel_choices, aten, x = self.rank_choices, self.t, raw
+        kernel_choices, aten, x = self.rank_choices, self.t, scores
         if kernel_choices.softmax_fp32:
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:
@@ -388,7 +388,7 @@ class AttentionKernels(LinearKernels):
             lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
         )
         output = self.softmax(masked_scores)
-        return aten.to(output, raw.dtype) if kernel_choices.softmax_fp32 else output
+        return aten.to(output, scores.dtype) if kernel_choices.softmax_fp32 else output
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""

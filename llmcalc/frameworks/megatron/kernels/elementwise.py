@@ -127,8 +127,8 @@ class ElementwiseKernels(AttentionKernels):
             x = self.with_bias(x, bias)
         gate, up = self.t.split(x, (width, width))
         del x
-        active = self.t.function("silu", gate)
-        return self.t.mul(active, up)
+        activated_gate = self.t.function("silu", gate)
+        return self.t.mul(activated_gate, up)
 
     # --- additions ---------------------------------------------------------------------------------------------------
 

@@ -480,11 +480,11 @@ class ExpertKernels(HeadKernels):
                 if self.rank_choices.bias_activation:
                     activation = self.weighted_glu(product, part_probs, hidden_width)
                 else:
-                    activation = self.times_probabilities(
+                    activation = self.multiply_by_probabilities(
                         self.gated_activation(product, None, hidden_width), part_probs
                     )
             else:
-                activation = self.times_probabilities(self.activation(product, None), part_probs)
+                activation = self.multiply_by_probabilities(self.activation(product, None), part_probs)
             del product
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
@@ -596,7 +596,7 @@ class ExpertKernels(HeadKernels):
             x,
         )
         del x
-        self.bind(operation.outs[0], self.times_probabilities(output, self.row_probs))
+        self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate; on expert rows also by their probabilities."""
@@ -612,7 +612,7 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.bias_activation:
             activation = self.gated_activation(gate, None, width)
             del gate
-            self.bind(operation.outs[0], self.times_probabilities(activation, self.row_probs))
+            self.bind(operation.outs[0], self.multiply_by_probabilities(activation, self.row_probs))
             return
         self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
@@ -633,7 +633,7 @@ class ExpertKernels(HeadKernels):
         """Whether an operation computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 
-    def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
+    def multiply_by_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         autograd_graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape

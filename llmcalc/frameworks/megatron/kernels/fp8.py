@@ -61,10 +61,10 @@ def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = Fal
 
 def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
     """Returns the bytes of each part of an 8-bit weight: elements and scales, first by rows and then by columns."""
-    by_rows, by_columns = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
+    rowwise, columnwise = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
     tensors = [
-        *by_rows,
-        *(by_columns if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
+        *rowwise,
+        *(columnwise if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
     ]
     return [int(count(shape)) * dtype.bytes for shape, dtype in tensors]
 
@@ -202,7 +202,7 @@ class Fp8Kernels(DeltaKernels):
         del gathered_input
         inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, deferred_norm is not None
+        shape, has_norm = x.shape, deferred_norm is not None
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -228,7 +228,7 @@ class Fp8Kernels(DeltaKernels):
             transposed.clear()
             if is_sharded:
                 quantized_gradient.clear()
-            if not with_norm:
+            if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
@@ -240,10 +240,10 @@ class Fp8Kernels(DeltaKernels):
             ]
 
         saved_input = quantized_input.rows if gathers_rows_alone else quantized_input.columns
-        saved_for_backward = [*saved_input, *([x] if with_norm else []), *statistics]
+        saved_for_backward = [*saved_input, *([x] if has_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
+        self.node("norm_linear" if has_norm else "linear", inputs, [output], backward, *saved_for_backward)
         return output
 
     @property
@@ -338,8 +338,10 @@ class Fp8Kernels(DeltaKernels):
         if not self.runs_in_fp8:
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
-        attends = any(sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)]))
-        saves_wide = attends and self.rank_choices.fp8_recipe != "delayed"
+        follows_attention = any(
+            sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)])
+        )
+        saves_wide = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_wide, self.rank_choices.sequence_parallel)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:

@@ -62,13 +62,13 @@ class LinearKernels(RankKernels):
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
-        attends = (
+        attention_cores = (
             attention
             for attention in self.module_of_step[id(operation)].items
             if isinstance(attention, Step) and attention.verb == "attention"
         )
         return self.is_column(operation) and all(
-            attention.ins[0].rows == attention.ins[1].rows for attention in attends
+            attention.ins[0].rows == attention.ins[1].rows for attention in attention_cores
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the output of each fused layer; by default the undivided output, which all share."""
+        """Returns the outputs of fused linear layers; by default each is the undivided output."""
         return [product for _ in widths]
 
     def linear_weights(
@@ -197,7 +197,7 @@ class LinearKernels(RankKernels):
         del gathered_input
         inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, deferred_norm is not None
+        shape, has_norm = x.shape, deferred_norm is not None
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -211,9 +211,9 @@ class LinearKernels(RankKernels):
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
-            saved_tensors[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
+            saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
-            if not with_norm:
+            if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
@@ -224,9 +224,9 @@ class LinearKernels(RankKernels):
                 *bias,
             ]
 
-        saved_for_backward = [x, norm_output, *statistics] if with_norm else [x]
+        saved_for_backward = [x, norm_output, *statistics] if has_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
+        self.node("norm_linear" if has_norm else "linear", inputs, [output], backward, *saved_for_backward)
         return output
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
@@ -379,11 +379,11 @@ class LinearKernels(RankKernels):
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            defers, layer_input = (
+            is_deferred, layer_input = (
                 self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
                 saved_tensors[0],
             )
-            if defers and layer_input is not None:
+            if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)

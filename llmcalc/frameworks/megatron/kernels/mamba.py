@@ -116,9 +116,9 @@ class MambaKernels(LatentKernels):
             sent_pieces.append(self.reorder("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del parts_of_tensor
-        all_parts = self.t.cat(sent_pieces, 1)
+        joined_parts = self.t.cat(sent_pieces, 1)
         del sent_pieces
-        return self.reorder("balance", all_parts, all_parts.shape)
+        return self.reorder("balance", joined_parts, joined_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
         """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""

@@ -85,7 +85,7 @@ def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tens
     argument = x.detached()
 
     def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-        """Stores the gradient of the argument."""
+        """Stores the gradient of a recomputed part's argument."""
         argument_gradients[i] = output_gradient
         return (None,)
 
@@ -104,15 +104,15 @@ class DiscardedKernels(SparseKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, discardable_part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, arguments):
-            return part(arguments), None
+            return discardable_part(arguments), None
         with autograd_graph.no_grad():
-            outputs = part(arguments)
-        discarded = DiscardedOutputs(autograd_graph, part, arguments, outputs, input_storage_id)
+            outputs = discardable_part(arguments)
+        discarded = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
         self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
         return outputs, discarded
 
@@ -194,7 +194,7 @@ class DiscardedKernels(SparseKernels):
             x, probs = xs
             if self.rank_choices.weighted_activation:
                 return [self.weighted_glu(x, probs, width)]
-            return [self.times_probabilities(self.activation(x, None), probs)]
+            return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
         self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
 
@@ -210,7 +210,7 @@ class DiscardedKernels(SparseKernels):
             x, probs = xs
             if self.rank_choices.bias_activation:
                 return [self.weighted_glu(x, probs, width)]
-            return [self.times_probabilities(self.gated_activation(x, None, width), probs)]
+            return [self.multiply_by_probabilities(self.gated_activation(x, None, width), probs)]
 
         self._run_discardable_activation(operation, run, gate)
 
@@ -220,7 +220,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:
-        """Runs an expert layer, then frees the activation that it reads and that is recomputed."""
+        """Runs an expert layer, then frees its input activation for recomputation."""
         discarded = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]

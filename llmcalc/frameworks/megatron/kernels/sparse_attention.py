@@ -262,9 +262,9 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
     """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
-    at_or_after_start = aten.new((tokens, keys), BOOL)
-    before_end = aten.new((tokens, keys), BOOL)
-    return aten.like(at_or_after_start, before_end, dtype=BOOL)
+    is_after_start = aten.new((tokens, keys), BOOL)
+    is_before_end = aten.new((tokens, keys), BOOL)
+    return aten.like(is_after_start, is_before_end, dtype=BOOL)
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     )
     probs = aten.exp(aten.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
-    probs = aten.div(probs, aten.clamp(aten.sum(probs, keep=True)))
+    probs = aten.div(probs, aten.clamp(aten.sum(probs, keepdim=True)))
     return mask_invalid_keys(probs)
 
 
@@ -384,7 +384,7 @@ def indexer_loss(
         key: Tensor,
         selected_keys: Tensor,
     ) -> Sequence[Gradient]:
-        _of_chosen = aten.like(selected_keys)  # a gradient of zeros
+        _selected_gradient = aten.like(selected_keys)  # a gradient of zeros
         return _indexer_gradients(aten, q, weights, k, query, key, selected_keys)
 
     with autograd_graph.no_grad():
@@ -442,9 +442,9 @@ def _indexer_gradients(
     logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
     del valid
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
-    recomputed = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
-    activated_scores, is_positive = aten.like(recomputed), aten.like(recomputed, dtype=BOOL)
-    del recomputed
+    recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
+    activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)
+    del recomputed_scores
     weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
     score_gradient = aten.like(logit_gradient, aten.unsqueeze(weights, -1))
     del logit_gradient, activated_scores

@@ -27,27 +27,27 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def do_rope(self, operation: Step) -> None:
         x = self.get(operation.ins[0])
-        by_head = len(x.shape) == 4
-        rotated_x = self.rotate(self.heads_first(x) if by_head else x, operation)
-        self.set(operation.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
+        has_heads = len(x.shape) == 4
+        rotated_x = self.rotate(self.heads_first(x) if has_heads else x, operation)
+        self.set(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
-        aten, spec, all_dimensions = self.t, operation.options["spec"], operation.options["every"]
+        aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
         dim = spec.rotary_size(x.shape[-1])
-        if all_dimensions is None:
+        if rotates_every_dimension is None:
             cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = aten.like(aten.like(aten.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
-        rotates_all = same(dim, x.shape[-1]) and not spec.concatenated
+        rotates_whole_head = same(dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
             return self._joined_halves(x, dim, cos, sin)
-        rotary_part = x if rotates_all else aten.slice(x, dim)
+        rotary_part = x if rotates_whole_head else aten.slice(x, dim)
         rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._quarter_turned(rotary_part, dim), sin))
-        return rotary_part if rotates_all else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
+        return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the two halves of each pair separately, and concatenates them."""
@@ -182,14 +182,14 @@ class AttentionKernels(Lowering):
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
-        x, heads, of_query = (
+        x, heads, is_query = (
             self.heads_first(self.get(operation.ins[0])),
             output.axes[0].size,
             output.axes[1:] == weight.ins,
         )
-        per_head = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
-        weight_part = aten.slice(per_head, x.shape[-1] if of_query else output.axes[1].size, 1)
-        product = aten.matmul(x, weight_part if of_query else aten.transpose(weight_part, -1, -2))
+        weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
+        weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
+        product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
         self.set(output, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------

@@ -70,12 +70,12 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
         aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
-        known = aten.add_number(aten.unsqueeze(self.span(queries), 1))
-        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), known)))[1]
-        chosen = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
-        tokens = aten.new((batch, queries, chosen.shape[-1] * pool), INT64)
-        rest = keys % pool if is_size_one(queries) else pool - 1
-        return aten.cat([tokens, aten.new((batch, queries, rest), INT64)])
+        visible_tokens = aten.add_number(aten.unsqueeze(self.span(queries), 1))
+        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), visible_tokens)))[1]
+        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
+        tokens = aten.new((batch, queries, chosen_pools.shape[-1] * pool), INT64)
+        last_pool_tokens = keys % pool if is_size_one(queries) else pool - 1
+        return aten.cat([tokens, aten.new((batch, queries, last_pool_tokens), INT64)])
 
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
@@ -118,9 +118,12 @@ class AttentionVariantKernels(AttentionKernels):
         blocks = ceil_div(key_count, block)
         scores = aten.new((*scores.shape[:-1], blocks * block), FLOAT32)
         block_scores = aten.new((*scores.shape[:-1], blocks), FLOAT32)
-        away = aten.like(aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0))
+        block_distances = aten.like(
+            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0)
+        )
         block_scores = aten.masked_fill(
-            aten.masked_fill(block_scores, aten.compare(aten.compare(away), aten.compare(away))), aten.compare(away)
+            aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
+            aten.compare(block_distances),
         )
         rank = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block, 3), key_count)
@@ -188,8 +191,8 @@ class AttentionVariantKernels(AttentionKernels):
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if options["sinks"]:
-            all_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
-            probs = aten.to(aten.slice(all_probs, scores.shape[-1]), v.dtype)
+            joint_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
+            probs = aten.to(aten.slice(joint_probs, scores.shape[-1]), v.dtype)
             self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
@@ -223,9 +226,11 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
         strength, q, k = (self.get(input_value) for input_value in operation.ins)
-        by_key = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
+        key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
-        mask = aten.masked_fill(aten.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), aten.like(visible_mask))
+        mask = aten.masked_fill(
+            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)
+        )
         if mask.shape[-1] > operation.options["keep"]:
             ranked_keys = aten.like(mask)
             top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["keep"])

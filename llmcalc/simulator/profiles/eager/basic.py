@@ -206,9 +206,9 @@ class BasicKernels(Lowering):
     def _gelu_by_steps(self, x: Tensor) -> Tensor:
         """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
         aten = self.t
-        half = aten.scale(x)
+        half_input = aten.scale(x)
         return aten.mul(
-            half, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
+            half_input, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
         )
 
     def _cube(self, x: Tensor) -> Tensor:
@@ -261,8 +261,8 @@ class BasicKernels(Lowering):
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
         if len(x.shape) == 4:
             return self.t.transpose(x, 1, 2)
-        with_heads = self.t.unsqueeze(x, 1)
-        return self.t.expand(with_heads, (with_heads.shape[0], shape[2], *with_heads.shape[2:]))
+        head_rows = self.t.unsqueeze(x, 1)
+        return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
         """Returns the axis along which the inputs' sizes sum to the result's size; None if there is none."""

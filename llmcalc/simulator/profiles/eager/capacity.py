@@ -34,10 +34,10 @@ class CapacityKernels(ExpertKernels):
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
         zeros = aten.new((tokens, experts), weights.dtype)
-        by_expert = aten.scatter(zeros, chosen_experts, weights)
+        weights_by_expert = aten.scatter(zeros, chosen_experts, weights)
         del zeros, weights, chosen_experts
-        sent_weights, token_indices = aten.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
-        del by_expert
+        sent_weights, token_indices = aten.topk(weights_by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        del weights_by_expert
         local_tensors["weight"], local_tensors["token"] = (
             aten.transpose(sent_weights, 0, 1),
             aten.flatten(aten.transpose(token_indices, 0, 1)),

@@ -68,9 +68,9 @@ class ElementwiseKernels(BasicKernels):
         """Computes the sum or mean over one axis."""
         value, output = operation.ins[0], operation.outs[0]
         (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in output.axes]
-        reduce = self.t.mean if operation.options["mean"] else self.t.sum
+        reduction = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.get(value)
-        self.set(output, reduce(x, len(x.shape) - len(value.axes) + summed_axis, keep=False))
+        self.set(output, reduction(x, len(x.shape) - len(value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -112,11 +112,11 @@ class ElementwiseKernels(BasicKernels):
         aten = self.t
         beta, eps = aten.unbind(constants)
         positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))
-        positive = aten.compare(x)
+        is_positive = aten.compare(x)
         squared_term = aten.mul(aten.mul(positive_alpha, x), x)
         negative = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
-        output = aten.where(positive, squared_term, negative)
-        del positive, squared_term, negative
+        output = aten.where(is_positive, squared_term, negative)
+        del is_positive, squared_term, negative
         return aten.add(output, aten.mul(beta, x))
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ class ExpertKernels(Lowering):
             if "scale" in inputs:
                 weights = aten.mul(weights, aten.index_select(self.get(inputs["scale"]), expert_indices))
             if options["skip"]:
-                skips = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, skips), aten.like(expert_indices)
+                is_skipped = aten.compare(expert_indices)
+                weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
         for value, x in zip(operation.outs, (weights, expert_indices), strict=True):
             self.set(value, x)
 
@@ -78,8 +78,12 @@ class ExpertKernels(Lowering):
 
     def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
-        of_chosen = self.t.gather(scores, expert_indices)
-        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if expert_indices.shape[-1] != 1 else of_chosen
+        chosen_scores = self.t.gather(scores, expert_indices)
+        return (
+            self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
+            if expert_indices.shape[-1] != 1
+            else chosen_scores
+        )
 
     @compared(BY_TORCH)
     def do_product_keys(self, operation: Step) -> None:

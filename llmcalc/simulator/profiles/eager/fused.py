@@ -94,9 +94,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
-        crossing = operation.ins[1].rows != operation.ins[0].rows
+        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(operation, q, k, v, crossing)
+            output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
             output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
@@ -106,7 +106,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                     "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
                 )
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            is_masked = operation.options["causal"] and not crossing
+            is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
@@ -155,13 +155,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset)
 
     @compared(SDPA, attention="sdpa")
-    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+    def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
         """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
         keys, and then with keys and values of every head."""
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
-        causal = operation.options["causal"] and not crossing and not is_size_one(queries)
+        causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
         limits = [operation.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
             queries
@@ -182,13 +182,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             mask_trained,
         )
         backend = sdpa_backend(kernel_choices.capability, call)
-        by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
-        if k.shape[1] != heads and by_groups and backend == "efficient":
+        is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
         if broadcasts:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
-        elif k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+        elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
@@ -379,8 +379,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        by_steps = spec.float32_product and spec.weight
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not by_steps
+        is_unfused = spec.float32_product and spec.weight
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)
@@ -554,7 +554,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         losses = record(graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
         del squares
-        return aten.mean(losses, keep=False)
+        return aten.mean(losses, keepdim=False)
 
     @compared(FLASH_LOSS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -27,9 +27,11 @@ class LocalKernels(PositionKernels):
     def core_BlockSums(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSums)
         aten, x = self.t, self.flat(operation.ins[0])
-        of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
-        ones = aten.to(aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
-        self.set(operation.outs[0], aten.matmul(ones, x))
+        block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
+        membership = aten.to(
+            aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
+        )
+        self.set(operation.outs[0], aten.matmul(membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
@@ -112,12 +114,12 @@ class LocalKernels(PositionKernels):
             bias = aten.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
         if block_size is None:
             return mask, bias
-        of_token, block_indices = self._block_sum_indices(tokens, block_size)
+        block_of_token, block_indices = self._block_sum_indices(tokens, block_size)
         mask = aten.cat([mask, aten.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
-            by_sum = self.bias_by_distance(tables[1], of_token, block_indices, causal=False)
-            sum_mask = aten.unsqueeze(aten.permute(by_sum, (1, 0, 2)), 0)
-            del by_sum
+            bias_of_sums = self.bias_by_distance(tables[1], block_of_token, block_indices, causal=False)
+            sum_mask = aten.unsqueeze(aten.permute(bias_of_sums, (1, 0, 2)), 0)
+            del bias_of_sums
             sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)
             bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias

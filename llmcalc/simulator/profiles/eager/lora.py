@@ -45,8 +45,8 @@ class LoraKernels(BasicKernels):
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
         super().do_table(operation)
-        adapters, by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
-        if adapters is not None and adapters.library == "peft" and self.recompute.layers and by_token:
+        adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
+        if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
             rows = self.get(operation.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
@@ -186,16 +186,16 @@ class LoraKernels(BasicKernels):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             needed_gradients = needs_input_grad[1 : 1 + len(weights)]
-            of_weights = [
-                autograd_graph.new(of, output_gradient.dtype) if need else None
-                for of, need in zip(weight_shapes, needed_gradients, strict=True)
+            weight_gradients = [
+                autograd_graph.new(weight_shape, output_gradient.dtype) if needs_gradient else None
+                for weight_shape, needs_gradient in zip(weight_shapes, needed_gradients, strict=True)
             ]
-            of_x = autograd_graph.new(shape, output_gradient.dtype) if needs_input_grad[0] else None
-            of_biases = [
+            input_gradient = autograd_graph.new(shape, output_gradient.dtype) if needs_input_grad[0] else None
+            bias_gradients = [
                 autograd_graph.sum_to_shape((width,), self.t.slice(output_gradient, width))
                 for width in widths[: len(biases)]
             ]
-            return of_x, *of_weights, *of_biases
+            return input_gradient, *weight_gradients, *bias_gradients
 
         product = record(
             autograd_graph,
@@ -231,11 +231,13 @@ class LoraKernels(BasicKernels):
         total = sum(widths)
         lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
         lora_b = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
-        after_a = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
-        after_b = aten.convolution(aten.transpose(after_a, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1])
-        after_b = aten.transpose(after_b, -1, -2)
+        low_rank_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
+        adapter_output = aten.convolution(
+            aten.transpose(low_rank_output, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1]
+        )
+        adapter_output = aten.transpose(adapter_output, -1, -2)
         width = pretrained_output.shape[-1]
-        lora = aten.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
+        lora = aten.scale(adapter_output if same(total, width) else self._pad_adapter_output(adapter_output, width))
         return aten.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
@@ -357,12 +359,12 @@ class LoraKernels(BasicKernels):
             del decoded_weight
             return (output,)
 
-        in_half = aten.to(x.detached(), FLOAT16)
+        float16_input = aten.to(x.detached(), FLOAT16)
         row_scales, codes = aten.new((rows,), FLOAT32), aten.new((rows, columns), UINT8)
-        magnitudes = aten.like(in_half)
+        magnitudes = aten.like(float16_input)
         is_outlier = aten.new((rows, columns), BOOL)
         del magnitudes
-        del is_outlier, in_half
+        del is_outlier, float16_input
         sums = aten.new((rows, width), INT32)
         decoded = aten.new((rows, width), FLOAT16)
         output = decoded if dtype is FLOAT16 else aten.new((rows, width), dtype)

@@ -45,8 +45,10 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         absorbed_form = item.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
-        selects = any(operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False))
-        return absorbed_form if selects else super().branch(item)
+        selects_keys = any(
+            operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False)
+        )
+        return absorbed_form if selects_keys else super().branch(item)
 
     def step(self, operation: Step) -> None:
         if (

@@ -43,8 +43,8 @@ class StepKernels(ScanKernels):
         """Runs MambaReference.forward."""
         aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
         assert isinstance(op, SelectiveScan)
-        by_head = operations["x_proj"].verb == "experts"
-        heads = operations["x_proj"].options["experts"].size if by_head else 1
+        has_heads = operations["x_proj"].verb == "experts"
+        heads = operations["x_proj"].options["experts"].size if has_heads else 1
         inner_states, gate = aten.split(self.project(operations["in_proj"], x), [op.inner, op.inner])
         inner_states = self.conv_with_state(operations["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state")
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
@@ -52,7 +52,7 @@ class StepKernels(ScanKernels):
         rank = projected_width - 2 * op.state
         dt_b_c = (
             self._head_map(operations["x_proj"], inner_states, heads, projected_width)
-            if by_head
+            if has_heads
             else self.project(operations["x_proj"], inner_states)
         )
         step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
@@ -62,8 +62,10 @@ class StepKernels(ScanKernels):
                 self._normalize_with(operations[operation_name], y)
                 for operation_name, y in zip(NORMS, (step, b, c), strict=True)
             )
-        step = aten.function("softplus", self._time_step(operations["dt_proj"], aten.flatten(step, 2), heads, by_head))
-        shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
+        step = aten.function(
+            "softplus", self._time_step(operations["dt_proj"], aten.flatten(step, 2), heads, has_heads)
+        )
+        shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_scan(
             inner_states, step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
@@ -138,8 +140,8 @@ class StepKernels(ScanKernels):
         log = aten.mul(step, self.decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(step, -1))
         y, last_state = self._chunked_scan_step(scaled_input, log, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
-        skipped_to = aten.to(y, x.dtype)
-        return aten.add(skipped_to, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
+        converted_skip = aten.to(y, x.dtype)
+        return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan._decode_step."""
@@ -257,7 +259,7 @@ class StepKernels(ScanKernels):
 
     def _unit_length(self, x: Tensor) -> Tensor:
         aten = self.t
-        return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keep=True))))
+        return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor, state: Tensor
@@ -374,9 +376,9 @@ class StepKernels(ScanKernels):
         ]
         peak = aten.like(aten.add(largest_exponent, decay), k)
         past_next = aten.exp(aten.sub(aten.add(largest_exponent, decay), peak))
-        now_next = aten.exp(aten.sub(k, peak))
-        past, current_weight = past_next, now_next
-        del past_next, now_next
+        key_weight = aten.exp(aten.sub(k, peak))
+        past, current_weight = past_next, key_weight
+        del past_next, key_weight
         numerator = self._weighted_sum(past, numerator, current_weight, v)
         denominator = aten.add(aten.mul(past, denominator), current_weight)
         largest_exponent = peak

@@ -84,4 +84,4 @@ class StreamKernels(Lowering):
 
     def _divide_by_sums(self, matrix: Tensor, axis: int) -> Tensor:
         aten = self.t
-        return aten.div(matrix, aten.add_number(aten.sum(matrix, axis, keep=True)))
+        return aten.div(matrix, aten.add_number(aten.sum(matrix, axis, keepdim=True)))

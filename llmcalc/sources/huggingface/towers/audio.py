@@ -33,12 +33,12 @@ def _whisper(config: Config, width: str, depth: str, heads: str, ffn_width: str)
 
 def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     tower = _whisper(config, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-    tower["audio"] = _clips(config, 2)
+    tower["audio"] = _audio_rule(config, 2)
     maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": maps}
 
 
-def _clips(config: Config, merge: int, **fields: bool) -> Table:
+def _audio_rule(config: Config, merge: int, **fields: bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
@@ -48,7 +48,7 @@ def _voxtral(wrapper: Config, config: Config, width: int) -> Table:
     tower = _whisper(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
-    tower["audio"] = _clips(config, frames, padded=True, several=True)
+    tower["audio"] = _audio_rule(config, frames, padded=True, several=True)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames),

@@ -84,13 +84,13 @@ def _conformer(
     }
 
 
-def _pair(config: Config, name: str) -> list[int]:
+def _read_pair(config: Config, name: str) -> list[int]:
     """Reads two positive integers."""
     pair = config.get(name)
     if (
         not isinstance(pair, list | tuple)
         or len(pair) != 2
-        or any(type(n) is not int or not 0 < n <= LARGEST for n in pair)
+        or any(type(size) is not int or not 0 < size <= LARGEST for size in pair)
     ):
         raise config.wrong(name, pair, "two positive whole numbers")
     return list(pair)
@@ -98,7 +98,7 @@ def _pair(config: Config, name: str) -> list[int]:
 
 def _gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
-    first_channels, second_channels = _pair(config, "subsampling_conv_channels")
+    first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
         raise config.wrong("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(config.number("rms_norm_eps"), bias=False)
@@ -176,8 +176,8 @@ def _gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
-    channels = _pair(config, "sscp_conv_channel_size")
-    shapes = {name: _pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")}
+    channels = _read_pair(config, "sscp_conv_channel_size")
+    shapes = {name: _read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")}
     convolutions = [
         {"channels": channel_count, "kernel": kernel, "stride": stride}
         for channel_count, kernel, stride in zip(
@@ -199,12 +199,12 @@ def _gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
     return {"audio_tower": tower, "embed_audio": _embedder(config, width)}
 
 
-def _pairs(config: Config, name: str) -> list[list[int]]:
+def _read_pairs(config: Config, name: str) -> list[list[int]]:
     """Reads two pairs of sizes, each of time and frequency."""
     pairs = config.get(name)
     if not isinstance(pairs, list | tuple) or len(pairs) != 2:
         raise config.wrong(name, pairs, "two pairs of positive whole numbers")
-    return [_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
+    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
 
 
 GEMMA4_VISION: Table = {

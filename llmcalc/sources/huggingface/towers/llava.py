@@ -10,8 +10,8 @@ from __future__ import annotations
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral
-from .section import Section, merged_by, one_layer, projector, side, two_maps, vit
-from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
+from .section import Section, merged_side, projector, require_one_layer, side, two_layer_projector, vit
+from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip_without_head
 
 LONGEST_TILES = 4
 """The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
@@ -24,14 +24,14 @@ ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral":
 
 def _llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
-    one_layer(wrapper)
+    require_one_layer(wrapper)
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | _one_square(wrapper, config),
-        "multi_modal_projector": two_maps(wrapper, config.size("hidden_size"), width),
+        "vision_tower": ENCODERS[config.model_type](config) | _square_image_rule(wrapper, config),
+        "multi_modal_projector": two_layer_projector(wrapper, config.size("hidden_size"), width),
     }
 
 
-def _one_square(wrapper: Config, config: Config) -> Table:
+def _square_image_rule(wrapper: Config, config: Config) -> Table:
     """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
@@ -48,7 +48,7 @@ def _one_square(wrapper: Config, config: Config) -> Table:
 def _pinpoints(wrapper: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
     resolutions = wrapper.get("image_grid_pinpoints")
-    if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
+    if config.model_type == "pixtral" or "image" not in _square_image_rule(wrapper, config) or not resolutions:
         return {}
     return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
 
@@ -88,7 +88,7 @@ def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 def _vipllava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
-    one_layer(wrapper)
+    require_one_layer(wrapper)
     act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
     maps = ((width, True, act), (width, True, "identity"))
@@ -110,7 +110,7 @@ def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
     connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
     tokens = side(config) ** 2 // merge**2
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
-    return {"vision_model": {**headless(config), "image": image}, "connector": connector}
+    return {"vision_model": {**siglip_without_head(config), "image": image}, "connector": connector}
 
 
 def internvl(wrapper: Config, config: Config, width: int) -> Table:
@@ -119,9 +119,9 @@ def internvl(wrapper: Config, config: Config, width: int) -> Table:
     The outputs are scaled per element.
     """
     config.must("use_mask_token", False)
-    one_layer(wrapper)
+    require_one_layer(wrapper)
     h, heads, ratio = config.size("hidden_size"), config.size("num_attention_heads"), wrapper.number("downsample_ratio")
-    merge = merged_by(ratio)
+    merge = merged_side(ratio)
     if not merge:
         raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
     eps = config.number("layer_norm_eps")

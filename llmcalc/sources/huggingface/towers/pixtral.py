@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed_kinds, qk_norm, rmsnorm
-from .section import Section, biased, merged_by, one_layer, projector, side, two_maps, vit
+from .section import Section, biased, merged_side, projector, require_one_layer, side, two_layer_projector, vit
 
 
 def pixtral(config: Config) -> Table:
@@ -25,8 +25,8 @@ def pixtral(config: Config) -> Table:
 
 def _mistral3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Mistral 3: square blocks of patches are merged to the width of one patch, then two linear layers."""
-    one_layer(wrapper)
-    maps = two_maps(
+    require_one_layer(wrapper)
+    maps = two_layer_projector(
         wrapper, config.size("hidden_size"), width, merge=wrapper.size("spatial_merge_size"), norm=rmsnorm(1e-5)
     )
     image = {"type": "longest_edge", "size": config.size("image_size"), "merge": wrapper.size("spatial_merge_size")}
@@ -66,7 +66,7 @@ def _llama4(wrapper: Config, config: Config, width: int) -> Table:
         config.size("projector_input_dim"),
         config.size("projector_output_dim"),
     )
-    merge = merged_by(ratio)
+    merge = merged_side(ratio)
     if not merge:
         raise config.wrong("pixel_shuffle_ratio", ratio, "1 / a whole number")
     config.must("intermediate_size", config.size("hidden_size") * merge * merge)

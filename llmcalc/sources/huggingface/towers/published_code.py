@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, glu, layernorm, mlp, qk_norm, rmsnorm
 from .llava import INTERNVL, internvl
-from .section import Section, biased, merged_by, projector, side, vit
+from .section import Section, biased, merged_side, projector, side, vit
 from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip2
 
 DUMMY_HEADS = 7
@@ -55,10 +55,10 @@ def _internvit(config: Config, dummy_heads: int = 0) -> Table:
     )
 
 
-def _merge(wrapper: Config) -> int:
+def _merged_patches_side(wrapper: Config) -> int:
     """Returns the side of the merged squares of patches. Raises `InputError` for an unsupported ratio."""
     ratio = wrapper.number("downsample_ratio")
-    merge = merged_by(ratio)
+    merge = merged_side(ratio)
     if not merge:
         raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
     return merge
@@ -67,13 +67,13 @@ def _merge(wrapper: Config) -> int:
 def _merged_maps(wrapper: Config, encoder_width: int, width: int) -> Table:
     """Returns InternVL's projector: a norm on merged patches, and two linear layers."""
     maps = ((width, True, "gelu"), (width, True, "identity"))
-    return projector(encoder_width, *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged")
+    return projector(encoder_width, *maps, merge=_merged_patches_side(wrapper), norm=layernorm(), norm_of="merged")
 
 
 def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     wrapper.must("select_layer", -1)
-    tokens = max(side(config) ** 2 // _merge(wrapper) ** 2, 1)
+    tokens = max(side(config) ** 2 // _merged_patches_side(wrapper) ** 2, 1)
     image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
     return {
         "vision_model": {**_internvit(config), "image": {**image, "tokens": tokens, "marks": 2}},
@@ -95,7 +95,7 @@ def _nvlm(wrapper: Config, config: Config, width: int) -> Table:
     ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
     maps = ((ffn_width, False, "gelu"), (width, False, "identity"))
     merging_projector = projector(
-        config.size("hidden_size"), *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged"
+        config.size("hidden_size"), *maps, merge=_merged_patches_side(wrapper), norm=layernorm(), norm_of="merged"
     )
     return {"vision_model": _internvit(config, DUMMY_HEADS), "vision_projector": merging_projector}
 
@@ -163,9 +163,9 @@ def _kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
         patches={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
-    merged = 4 * (config.maybe("mm_hidden_size") or h)
+    merged_width = 4 * (config.maybe("mm_hidden_size") or h)
     act = config.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((merged, False, act), (width, False, "identity"))
+    maps = ((merged_width, False, act), (width, False, "identity"))
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
 
@@ -296,7 +296,7 @@ def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
     return _keye_towers(config, width, "merged")
 
 
-def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
+def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
     norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
@@ -308,7 +308,7 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
         positions={"rows": side(config) ** 2 + PACKED_POSITIONS},
     )
     maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=norm_of)
+    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merging_projector}
 
 

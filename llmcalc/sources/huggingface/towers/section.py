@@ -73,7 +73,7 @@ def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
-def two_maps(
+def two_layer_projector(
     wrapper: Config, width: int, output_width: int, bias: str = "multimodal_projector_bias", **fields: Any
 ) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
@@ -84,7 +84,7 @@ def two_maps(
     return projector(width, (output_width, has_bias, act), (output_width, has_bias, "identity"), **fields)
 
 
-def one_layer(wrapper: Config) -> None:
+def require_one_layer(wrapper: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
     if type(wrapper.get("vision_feature_layer")) is not int:
         raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
@@ -98,7 +98,7 @@ def side(config: Config) -> int:
     return image // patch
 
 
-def merged_by(ratio: float) -> int:
+def merged_side(ratio: float) -> int:
     """Returns the number of patches per side that are merged to reduce patches by `ratio`; 0 if it is no integer."""
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0

@@ -27,7 +27,7 @@ def siglip2(config: Config) -> Table:
     return _siglip(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def headless(config: Config) -> Table:
+def siglip_without_head(config: Config) -> Table:
     """Returns SigLIP's encoder without the head, as in Idefics 3 and SmolVLM."""
     return _siglip(config, side(config) ** 2, False)
 

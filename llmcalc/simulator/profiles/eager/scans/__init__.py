@@ -18,4 +18,4 @@ from .rglru import RgLruKernels
 
 
 class ScanKernels(MambaKernels, DeltaRuleKernels, DecayKernels, RgLruKernels):
-    """Kernels of all recurrences over the tokens."""
+    """Runs the kernels of recurrent mixers, such as state-space scans and delta rules."""

@@ -90,7 +90,7 @@ class MambaKernels(ScanModules):
         project = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, project)
-        u = aten.transpose(self._after_state(operations, u, activation_name), 1, 2)
+        u = aten.transpose(self._convolve_with_cached(operations, u, activation_name), 1, 2)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in operations:
@@ -114,7 +114,7 @@ class MambaKernels(ScanModules):
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
-    def _after_state(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
+    def _convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:
@@ -139,7 +139,7 @@ class MambaKernels(ScanModules):
         u, gate = aten.split(aten.unflatten(project, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, size, tokens)), 0, 1)
-        u = self._after_state(operations, u, activation_name)
+        u = self._convolve_with_cached(operations, u, activation_name)
         u = aten.transpose(aten.reshape(u, (batch, heads, size, tokens)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, size))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)

@@ -121,8 +121,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             return
         self._check_number_formats()
         x, state = self.channels(operation), operation.options["state"]
-        by_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
-        if self.store is None or not by_kernel:
+        uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
+        if self.store is None or not uses_fused_kernel:
             y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state)
         else:
             self.keep_inputs(self.find_step(state), x)

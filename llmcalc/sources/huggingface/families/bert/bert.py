@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 def bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
-    pretrains = has_pretraining_head(config)
+    has_pretraining = has_pretraining_head(config)
     return encoder(
         config,
         bert_block(config),
         bert_stack(config),
         bert_head(config, bert_act(config)),
         {},
-        **pooler(config.head == "none" or scores_sequences(config) or pretrains, 2 if pretrains else None),
+        **pooler(config.head == "none" or scores_sequences(config) or has_pretraining, 2 if has_pretraining else None),
     )
 
 
@@ -134,7 +134,11 @@ def _albert(config: Config) -> Table:
         raise config.wrong("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if groups * layers_per_group > 1:
-        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(layers_per_group)]
+        names = [
+            f"group{int(i / (depth / groups))}_{group_layer}"
+            for i in range(depth)
+            for group_layer in range(layers_per_group)
+        ]
         layer_kinds = list(dict.fromkeys(names))
         stack |= {
             "variants": {name: {} for name in layer_kinds},
@@ -142,9 +146,10 @@ def _albert(config: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": layer_kinds,
         }
-    pretrains = has_pretraining_head(config)
+    has_pretraining = has_pretraining_head(config)
     pooler_table = pooler(
-        config.head == "none" or scores_sequences(config) or pretrains, labels(config) if pretrains else None
+        config.head == "none" or scores_sequences(config) or has_pretraining,
+        labels(config) if has_pretraining else None,
     )
     model = {**embedding_size(config, even_if_equal=True), **pooler_table}
     return encoder(

@@ -16,9 +16,9 @@ from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layerno
 from .bert import BERT_MODULES, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
 
 
-def _captioner(config: Config, head: Table, **cross: Any) -> Table:
+def _captioner(config: Config, head: Table, **cross_fields: Any) -> Table:
     stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
-    return decoder(config, {**bert_block(config), **cross}, None, head, stack)
+    return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack)
 
 
 def _git(config: Config) -> Table:

@@ -115,7 +115,11 @@ def _parts(config: Config, name: str) -> list[str]:
     value = config.get(name)
     if value is None:
         return []
-    texts = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else config.texts(name)
+    texts = (
+        [position_part.strip() for position_part in value.lower().split("|")]
+        if isinstance(value, str)
+        else config.texts(name)
+    )
     return [text for text in texts if text not in ("", "none")]
 
 

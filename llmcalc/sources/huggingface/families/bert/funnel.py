@@ -64,7 +64,7 @@ def _block_repeats(config: Config) -> list[int]:
 def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
     """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
     names: list[str] = []
-    shared: list[str] = []
+    shared_layers: list[str] = []
     variants: Table = {}
     for block, (size, times) in enumerate(zip(sizes, repeats, strict=True)):
         for i in range(size):
@@ -77,7 +77,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
                 name, fields = f"{name}_last", {"ends_first_block": True}
             if times > 1:
                 name = f"{name}_{i}"
-                shared.append(name)
+                shared_layers.append(name)
             variants[name] = fields
             names += [name] * times
     for i in range(decoders):
@@ -90,7 +90,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
         "variants": variants,
         "first_layers": names,
         "pattern": names[-1:],
-        "shared_layers": shared,
+        "shared_layers": shared_layers,
     }
 
 
@@ -145,8 +145,8 @@ def _lists_of_layers() -> str:
     """Returns the module lists of the layers in classes with a decoder and without one, of any number of blocks."""
     blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
     counts = range(MOST_BLOCKS, 0, -1)
-    with_decoder = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
-    return " | ".join([*with_decoder, *(" + ".join(blocks[:count]) for count in counts)])
+    layer_lists = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
+    return " | ".join([*layer_lists, *(" + ".join(blocks[:count]) for count in counts)])
 
 
 FAMILIES = {

@@ -47,13 +47,13 @@ def _mobilebert(config: Config) -> Table:
         kernel = 3 if trigrams else 1
         model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel}
     head = {**bert_head(config, bert_act(config)), **biases(embedding < hidden, "more_columns")}
-    pretrains = has_pretraining_head(config)
+    has_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
-    pools = config.head == "none" or scores_sequences(config) or pretrains
-    if pretrains and not has_dense_layer:
+    pools = config.head == "none" or scores_sequences(config) or has_pretraining
+    if has_pretraining and not has_dense_layer:
         raise config.wrong("classifier_activation", False, "true with a head for pretraining")
     return encoder(
-        config, block, stack, head, {}, **model, **pooler(pools and has_dense_layer, 2 if pretrains else None)
+        config, block, stack, head, {}, **model, **pooler(pools and has_dense_layer, 2 if has_pretraining else None)
     )
 
 

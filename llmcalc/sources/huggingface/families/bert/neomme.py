@@ -63,10 +63,10 @@ def _neomme(config: Config) -> Table:
     tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.size("embedding_dim")
-    projects = config.head == "lm" and architecture(config).endswith("ForRetrieval")
-    config.head = "none" if projects else config.head
+    is_retrieval_model = config.head == "lm" and architecture(config).endswith("ForRetrieval")
+    config.head = "none" if is_retrieval_model else config.head
     table = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
-    if projects:
+    if is_retrieval_model:
         table["head"] = {"type": "projection", "size": vector_size}
     return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
 
@@ -74,8 +74,8 @@ def _neomme(config: Config) -> Table:
 def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
     """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
     table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, kind=f"{layer_kind}_attention")}
-    rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
-    if rotated < 4 or rotated % 4:
+    rotary_dim = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
+    if rotary_dim < 4 or rotary_dim % 4:
         raise config.wrong(
             "head_dim",
             config.size("head_dim"),

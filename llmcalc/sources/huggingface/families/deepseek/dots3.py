@@ -58,12 +58,12 @@ def _dots3_note_text(config: Config) -> Table:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
-    selects = config.get("use_dsa")
-    full_kind = "full" if selects is False else "indexed"
+    selects_keys = config.get("use_dsa")
+    full_kind = "full" if selects_keys is False else "indexed"
     windows = config.flag("use_sliding_window")
     default = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
     names = listed_kinds(config, "layer_types", RANGES, default)
-    if selects is None and config.has("per_layer_config"):
+    if selects_keys is None and config.has("per_layer_config"):
         return names
     return [name if name == "sliding" else full_kind for name in names]
 

@@ -57,9 +57,9 @@ def _glm5_next_text(config: Config) -> Table:
     if "dense" in networks:
         network_kinds["dense"] = {"type": "mlp", **glu(config)}
     streams = {"hc_mult": config.size("hc_mult")}
-    common = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
+    common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {
-        f"{mixer}_{network}": {**common, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
+        f"{mixer}_{network}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
         for mixer in mixers
         for network in network_kinds
     }
@@ -84,8 +84,8 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
     is_bounded = config.get("linear_lower_bound") is not None
-    own_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
-    linear_fields = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
+    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
+    linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
     bound = linear_fields.get("gate_lower_bound")
     if bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
         bound = BOUND

@@ -51,15 +51,15 @@ def _layer_count(config: Config) -> int:
     depth = config.size("num_layers")
     if "num_hidden_layers" not in config.data:
         return depth
-    halves = config.size("num_hidden_layers")
-    if halves < 2:
-        raise config.wrong("num_hidden_layers", halves, "twice the number of layers")
-    if config.has("num_layers") and halves != 2 * depth:
+    half_depth = config.size("num_hidden_layers")
+    if half_depth < 2:
+        raise config.wrong("num_hidden_layers", half_depth, "twice the number of layers")
+    if config.has("num_layers") and half_depth != 2 * depth:
         config.notes.append(
-            f"num_hidden_layers: {halves} is not twice num_layers, {depth}; {halves // 2} layers are counted, as "
-            "transformers builds them"
+            f"num_hidden_layers: {half_depth} is not twice num_layers, {depth}; {half_depth // 2} layers are counted, "
+            "as transformers builds them"
         )
-    return halves // 2
+    return half_depth // 2
 
 
 def _with_real_experts(op: Op) -> Op:

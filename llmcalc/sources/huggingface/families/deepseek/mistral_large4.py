@@ -83,9 +83,11 @@ def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
         source_layer > i or sources[source_layer] != source_layer for i, source_layer in enumerate(sources)
     ):
         raise config.wrong("kv_source_layers", sources, expected)
-    lenders = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
+    latent_sources = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
     for i, source_layer in enumerate(sources):
-        if source_layer != i and not any(j < i and positions[j] == positions[i] for j in lenders):
+        if source_layer != i and not any(
+            earlier_layer < i and positions[earlier_layer] == positions[i] for earlier_layer in latent_sources
+        ):
             raise config.wrong("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
     return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
@@ -96,13 +98,13 @@ def _rotary_attention(config_values: ConfigValues) -> Any:
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
-    """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
-    computed: dict[bool, int] = {}
+    """Returns, for each layer, the index of the layer whose latents it reads: itself or a lower layer."""
+    source_by_nope: dict[bool, int] = {}
     sources = []
     for i, mixer in enumerate(config_values.mixers):
         if not mixer.kv_shared:
-            computed[mixer.mla_use_nope] = i
-        sources.append(computed[mixer.mla_use_nope])
+            source_by_nope[mixer.mla_use_nope] = i
+        sources.append(source_by_nope[mixer.mla_use_nope])
     return sources
 
 

@@ -24,16 +24,16 @@ def _unified_assistant(config: Config) -> Table:
     return _draft_model(config, "gemma4_unified_text", {})
 
 
-def _draft_model(config: Config, draft_type: str, only: dict[str, Any]) -> Table:
+def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
     """Reads a draft. draft_type: the model type of its layers.
 
-    only: fields of theirs with the value that the class takes.
+    usual_values: fields of theirs with the value that the class takes.
     """
     fields, family = config.table("text_config"), family_of(draft_type)
     if fields.get("model_type", draft_type) != draft_type:
         raise config.wrong("text_config", fields["model_type"], f"a table of fields with the model_type {draft_type}")
     stated = config_of(fields, draft_type, family, "lm", "text_config.")
-    for name, value in only.items():
+    for name, value in usual_values.items():
         stated.must(name, value)
     if "hidden_size_per_layer_input" in family.defaults:
         stated.must("hidden_size_per_layer_input", 0)

@@ -85,20 +85,20 @@ OWN_CODE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
-def _of_both(config: Config, name: str, most: int) -> int:
-    """Returns a number that earlier configs state for text experts and for image experts; at most `most`.
+def _of_both(config: Config, name: str, maximum: int) -> int:
+    """Returns a number that earlier configs state for text experts and for image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
     """
     value = config.get(name)
     numbers = config.sizes(name) if config.has_list(name) else [config.count(name)]
-    bounded = {min(number, most) for number in numbers}
+    bounded = {min(number, maximum) for number in numbers}
     if len(bounded) != 1:
         raise config.wrong(name, value, "the same number for text and for images")
     return bounded.pop()
 
 
-def _network_kinds(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+def _network_kinds(config: Config, names: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _biased(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
@@ -108,7 +108,7 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
         glu(config, width=width),
         glu(config, bias, width * shared_count) if shared_count else None,
         router=CORRECTED,
-        **experts_too,
+        **expert_fields,
     )
     block = {
         "attention": attention(config, **biases(bias, *QKVO)),

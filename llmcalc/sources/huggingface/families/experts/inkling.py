@@ -25,7 +25,7 @@ RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 def profile_mixers(config: Config) -> tuple[Table, Table]:
     """Returns the sizes of attention with profiles of distances, and what is different in layers with a window."""
     window = config.size("sliding_window_size")
-    full: Table = {
+    full_attention: Table = {
         "num_attention_heads": config.size("num_attention_heads"),
         "num_key_value_heads": config.size("num_key_value_heads"),
         "head_dim": config.size("head_dim"),
@@ -40,13 +40,13 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
         "relative_extent": window,
         "sliding_window": window,
     }
-    return full, sliding
+    return full_attention, sliding
 
 
 def _inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    full, sliding = profile_mixers(config)
-    kernel, mixer = full["conv_kernel_size"], {"type": "profile", **full, "norm": norm}
+    full_attention, sliding_attention = profile_mixers(config)
+    kernel, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, width = _network_widths(config)
     shared_count = config.size("n_shared_experts")
     experts = moe(
@@ -66,7 +66,7 @@ def _inkling_text(config: Config) -> Table:
         "norm": norm,
         "conv_kernel_size": kernel,
     }
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     stack = combined_kinds(
         (_attention_kinds(config, depth), layer_tables), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
     )

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def _inkling2_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    full, sliding = profile_mixers(config)
-    full |= {"type": "gated_profile", "dynamic_convolutions": True}
+    full_attention, sliding = profile_mixers(config)
+    full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
     sliding |= {"dynamic_convolutions": False}
-    kernel = full["conv_kernel_size"]
+    kernel = full_attention["conv_kernel_size"]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
@@ -33,7 +33,7 @@ def _inkling2_text(config: Config) -> Table:
     )
     block: Table = {
         "type": "convolved_residual",
-        "attention": full,
+        "attention": full_attention,
         "feed_forward": experts,
         "norm": norm,
         "norm_placement": "pre",

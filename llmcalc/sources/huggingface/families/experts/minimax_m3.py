@@ -98,12 +98,12 @@ def _swiglu(config: Config, width: str) -> Table:
     return {"intermediate_size": config.size(width), "hidden_act": "silu", "gated": True}
 
 
-def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str, depth: int) -> list[str]:
+def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
     flags = config.sizes(field)
     if len(flags) != depth:
         raise config.wrong(field, flags, f"{depth} times 0 or 1")
-    return [name_of_one if flag else name_of_zero for flag in flags]
+    return [name_if_one if flag else name_if_zero for flag in flags]
 
 
 def _attention_kinds(config_values: ConfigValues) -> list[str]:

@@ -57,13 +57,13 @@ def _embedding_gemma2(config: Config) -> Table:
         "head_dim": config.maybe("global_head_dim") or 512,
         "num_key_value_heads": config.maybe("num_global_key_value_heads") or 1,
     }
-    local = {
+    local_attention = {
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
     layer_head_sizes = head_sizes(config, layer_kinds, wide)
     layers = [
-        (layer_kind, {"attention": {**size, **(local if layer_kind == "sliding" else {})}})
+        (layer_kind, {"attention": {**size, **(local_attention if layer_kind == "sliding" else {})}})
         for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional({"block": block, **stack_of_layers(layers)}, lambda radius: radius)

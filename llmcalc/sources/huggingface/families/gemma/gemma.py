@@ -81,8 +81,10 @@ def _vaultgemma(config: Config) -> Table:
 def local_theta(config: Config) -> float:
     """Returns RoPE's base in sliding layers."""
     rope_parameters = config.data.get("rope_parameters")
-    local = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
-    theta = local.get("rope_theta") if isinstance(local, dict) else config.data.get("rope_local_base_freq")
+    sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
+    theta = (
+        sliding_rope.get("rope_theta") if isinstance(sliding_rope, dict) else config.data.get("rope_local_base_freq")
+    )
     return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
 
 

@@ -60,13 +60,13 @@ def _gemma3n(config: Config) -> Table:
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
     for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
-        local: Table = (
+        local_rope: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"
             else {}
         )
         reuses_keys = shared_layers > 0 and i >= depth - shared_layers
-        mixer = {**local, "kv_shared": True} if reuses_keys else local
+        mixer = {**local_rope, "kv_shared": True} if reuses_keys else local_rope
         layers.append(
             (
                 f"{layer_kind}_shared" if reuses_keys else layer_kind,

@@ -48,13 +48,13 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 def _muse_spark_text(config: Config) -> Table:
     """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
-    depth, eps, after_eps = (
+    depth, eps, post_norm_eps = (
         config.size("num_hidden_layers"),
         config.number("rms_norm_eps"),
         config.number("post_norm_eps"),
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
-    norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(after_eps)
+    norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(post_norm_eps)
     experts: Table = {}
     if "moe" in networks:
         latent = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
@@ -72,7 +72,7 @@ def _muse_spark_text(config: Config) -> Table:
         "attention": {**_gated_attention(config), "head_norm": rmsnorm(eps, weight=False)},
         "feed_forward": experts or dense_network,
         "norm": norm,
-        "attention_output_norm": rmsnorm(after_eps, weight=False),
+        "attention_output_norm": rmsnorm(post_norm_eps, weight=False),
         "feed_forward_output_norm": output_norm,
     }
     layers = [

@@ -47,7 +47,7 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
         "norm_placement": "sandwich",
     }
     if has_cross_attention:
-        block["cross_attention"] = {k: v for k, v in mixer.items() if k != "position"}
+        block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
@@ -137,7 +137,7 @@ def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Confi
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
-    """Returns the encoder's or decoder's stack.
+    """Returns the table of the encoder's or the decoder's stack.
 
     has_merged_attention: whether attention also covers the encoder's output.
     """
@@ -166,12 +166,12 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         "norm_placement": "sandwich",
     }
     layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
-    local = {"position": {"rope_theta": local_theta(config)}}
+    local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, layer_kinds, sliding=local),
+        **sliding_stack(config, layer_kinds, sliding=local_attention_fields),
     }
 
 
@@ -232,16 +232,16 @@ WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder":
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = present(getattr(config_values.spec, stack_name))
-    side_facts = config_values.of(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    side_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
-    values = {field: side_facts.usual(field) for field in names}
-    mixer, context_length = side_facts.find(Attention), config_values.spec.max_position_embeddings
+    values = {field: side_values.usual(field) for field in names}
+    mixer, context_length = side_values.find(Attention), config_values.spec.max_position_embeddings
     values |= {
-        "hidden_activation": side_facts.usual("hidden_act"),
+        "hidden_activation": side_values.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
+    values |= {} if side_values.window is None else {"sliding_window": side_values.window}
     values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
         "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
@@ -251,7 +251,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
-        "rope_theta": side_facts.position.rope_theta,
+        "rope_theta": side_values.position.rope_theta,
     }
 
 

@@ -72,7 +72,7 @@ def _falcon(config: Config) -> Table:
 
 
 def _nullable_flag(config: Config, name: str) -> bool:
-    """Returns a flag whose value may be null, which means false."""
+    """Returns a boolean field; null means false."""
     return config.get(name) is not None and config.flag(name)
 
 

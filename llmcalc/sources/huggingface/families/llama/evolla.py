@@ -26,21 +26,21 @@ def _evolla(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    crossing = {
+    cross_attention = {
         "num_attention_heads": heads,
         **biases(True, "q_bias", "k_bias", "v_bias"),
         **biases(config.flag("aligner_enable_bias"), "o_bias"),
     }
     adapter = {
-        "attention": crossing,
+        "attention": cross_attention,
         "feed_forward": mlp(config.size("aligner_ffn_mult") * width, "gelu", bias=False),
         "norm": norm,
         "feed_forward_norm": layernorm(),
     }
     config.notes.append(IDLE_CROSS_ATTENTION)
-    every = max(depth // config.size("aligner_num_add_layers"), 1)
-    adapted = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter}}
-    stack: Table = {"variants": {"adapted": adapted}, "pattern": [*["block"] * (every - 1), "adapted"]}
+    adapter_interval = max(depth // config.size("aligner_num_add_layers"), 1)
+    adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter}}
+    stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 

@@ -54,7 +54,7 @@ def sliding(config: Config, by_layer: bool = False) -> Table:
     if window is None or not uses_window:
         return {}
     variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    return {"variants": {k: v for k, v in variants.items() if k in names}, **layer_pattern(names)}
+    return {"variants": {name: variant for name, variant in variants.items() if name in names}, **layer_pattern(names)}
 
 
 def _llama(config: Config) -> Table:

@@ -52,12 +52,12 @@ def _smollm3(config: Config) -> Table:
     )
     if len(has_rope) < depth:
         raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1")
-    slides = config.flag("use_sliding_window") and window is not None
+    uses_sliding_window = config.flag("use_sliding_window") and window is not None
     attention_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if has_rope[i] or not slides else "sliding" for i in range(depth)],
+        ["full" if has_rope[i] or not uses_sliding_window else "sliding" for i in range(depth)],
     )
     names, variants = [], {}
     for i, attention_kind in enumerate(attention_kinds):

@@ -46,7 +46,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 def _qwen4(config: Config) -> Table:
     depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    full: Table = {
+    full_attention: Table = {
         "type": "attention",
         **attention(
             config,
@@ -82,10 +82,10 @@ def _qwen4(config: Config) -> Table:
     for i, layer_kind in enumerate(layer_kinds):
         if i + 1 in inputs and layer_kind == "full":
             raise config.wrong("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
-        changes: Table = {"attention": full} if layer_kind == "full" else {}
+        changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
         layers.append((layer_kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
-    shared: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
-    stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared}}
+    shared_fields: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
+    stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
     return decoder(config, block, None, stack=stack)
 
 
@@ -107,10 +107,10 @@ def _indexer(config: Config, norm: Table) -> Table:
 
 def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
     """Returns the n-gram embeddings by the number of their layer, counted from 1."""
-    listed = config.get("ple_layer_ids")
-    numbers = [] if listed is None else sorted({*config.sizes("ple_layer_ids")})
-    longest, per_length = config.size("ngram_size"), config.size("heads_per_ngram")
-    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest - 1) * per_length
+    listed_layers = config.get("ple_layer_ids")
+    numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
+    longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
+    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest_ngram - 1) * heads_per_ngram
     least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
     kernel = config.size("ple_conv_kernel_size")
     if not numbers:
@@ -132,7 +132,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
                 "ngram_head_dim": width // heads,
                 "streams": streams,
                 "conv_kernel_size": kernel,
-                "dilation": longest,
+                "dilation": longest_ngram,
                 "norm": norm,
             }
         }

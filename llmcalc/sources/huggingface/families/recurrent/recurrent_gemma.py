@@ -22,7 +22,7 @@ def _recurrent_gemma(config: Config) -> Table:
     width = config.maybe("lru_width") or hidden
     config.divided("num_attention_heads", width, heads)
     window = config.size("attention_window_size", "sliding_window")
-    local = attention(
+    local_attention = attention(
         config,
         position=rope(config, 0.5),
         sliding_window=window,
@@ -42,7 +42,7 @@ def _recurrent_gemma(config: Config) -> Table:
         width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
-    block: Table = {"attention": local, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block: Table = {"attention": local_attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")

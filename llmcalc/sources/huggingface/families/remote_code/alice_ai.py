@@ -35,7 +35,7 @@ def _alice_ai(config: Config) -> Table:
         "linear_conv_kernel_dim": config.size("linear_conv_kernel_dim"),
         "norm_eps": config.number("rms_norm_eps"),
     }
-    full = attention(config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm(norm))
+    full_attention = attention(config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm(norm))
     shared_width = config.count("shared_expert_intermediate_size")
     experts = moe(
         config.size("num_experts"),
@@ -47,7 +47,7 @@ def _alice_ai(config: Config) -> Table:
     )
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full}}}
+    changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
     base: Table = {"norm": norm, "norm_placement": "pre", "attention": linear, "feed_forward": experts}
     layers = [(kind, changes[kind]) for kind in kinds]

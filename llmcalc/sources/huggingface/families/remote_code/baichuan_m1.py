@@ -18,13 +18,13 @@ def _baichuan_m1(config: Config) -> Table:
     if sliding and max(sliding) >= depth:
         raise config.wrong("sliding_window_layers", sorted(sliding), f"indices below num_hidden_layers {depth}")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    full = _attention(config, "num_attention_heads", "num_key_value_heads")
+    full_attention = _attention(config, "num_attention_heads", "num_key_value_heads")
     kinds: Table = {"full": {}}
     if sliding:
-        changed = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
-        kinds["sliding"] = {"attention": {**changed, "sliding_window": window}}
+        sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
+        kinds["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
     names = ["sliding" if i in sliding else "full" for i in range(depth)]
-    block = {"attention": full, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = {"attention": full_attention, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 

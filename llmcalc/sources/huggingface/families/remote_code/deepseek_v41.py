@@ -66,9 +66,13 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     topk, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
     indexer["index_topk"] = topk
-    finder = config.get("candidate_source_layer_id")
-    if finder != -1 and (not is_whole(finder) or finder not in config.sizes("index_source_layer_ids")):
-        raise config.wrong("candidate_source_layer_id", finder, "a layer of index_source_layer_ids, or -1 for none")
+    candidate_source = config.get("candidate_source_layer_id")
+    if candidate_source != -1 and (
+        not is_whole(candidate_source) or candidate_source not in config.sizes("index_source_layer_ids")
+    ):
+        raise config.wrong(
+            "candidate_source_layer_id", candidate_source, "a layer of index_source_layer_ids, or -1 for none"
+        )
     layers: list[tuple[str, Table]] = []
     rate_of_source = 0
     for i, ratio in enumerate(ratios[:depth]):
@@ -89,9 +93,11 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
         if i not in choosers:
             layers.append(("shared", {**changes, "index_topk": topk}))
             continue
-        if i >= finder >= 0 and ratio != 1:
+        if i >= candidate_source >= 0 and ratio != 1:
             raise config.wrong("compress_ratios", ratios, f"1 for layer {i}, at or above candidate_source_layer_id")
-        fields = {"finds": blocks} if i == finder else {"candidates": blocks} if i > finder >= 0 else {}
+        fields = (
+            {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
+        )
         layers.append(("full" if i in sources else "selecting", {**changes, "indexer": {**indexer, **fields}}))
     return layers
 
@@ -101,7 +107,7 @@ def _candidate_blocks(config: Config) -> Table:
 
 
 def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
-    """Returns the layers that a field lists, of those that the model has."""
+    """Returns the indices of the model's layers that a field lists."""
     return {i for i in config.sizes(name) if i < depth}
 
 
@@ -113,14 +119,14 @@ def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict
     heads = (config.size("engram_max_ngram_size") - 1) * config.size("engram_n_heads")
     if heads < 1:
         raise config.wrong("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
-    common = {
+    common_fields = {
         "ngram_heads": heads,
         "ngram_head_dim": config.size("engram_head_dim"),
         "streams": streams,
         "norm": norm,
     }
     tables = zip(layer_ids, rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": count, **common}} for i, count in tables if i < depth}
+    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in tables if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {

@@ -104,12 +104,12 @@ def _bailing_linear(config: Config) -> Table:
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     group, linear = config.size("layer_group_size"), ling_lightning(config, norm)
-    full = {"type": "attention", **ling_attention(config, norm)}
+    full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
     networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
     block = {"attention": linear, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    mixer_kinds: Table = {"linear": {}, "full": {"attention": full}}
+    mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
 

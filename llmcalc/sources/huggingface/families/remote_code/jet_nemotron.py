@@ -58,10 +58,10 @@ def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
 
 
 def _jet_block(config: Config, fields: Config) -> Table:
-    heads, key_dim, growth = fields.size("num_heads"), fields.size("head_dim"), fields.number("expand_v")
-    value_dim, exact_dim = int(key_dim * growth), key_dim * growth
+    heads, key_dim, value_expansion = fields.size("num_heads"), fields.size("head_dim"), fields.number("expand_v")
+    value_dim, exact_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, exact_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
-        raise fields.wrong("expand_v", growth, f"a multiple of 1 / head_dim ({key_dim})")
+        raise fields.wrong("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, reduction = heads * value_dim, fields.size("dconv_generator_reduction")
     if reduction > value_width:
         raise fields.wrong("dconv_generator_reduction", reduction, f"at most {value_width}, the width of all values")

@@ -36,17 +36,17 @@ def _kimi_k3(config: Config) -> Table:
     ]
     if block_size is None:
         return decoder(config, base, norm, stack=stack_of_layers(layers))
-    return block_residual_decoder(config, base, layers, block_size, idle_first=True)
+    return block_residual_decoder(config, base, layers, block_size, first_is_idle=True)
 
 
 def block_residual_decoder(
-    config: Config, base: Table, layers: list[tuple[str, Table]], block_size: int, *, idle_first: bool = False
+    config: Config, base: Table, layers: list[tuple[str, Table]], block_size: int, *, first_is_idle: bool = False
 ) -> Table:
     """Returns a decoder whose sublayers read the residual sums of all earlier blocks of `block_size` layers.
 
     base: the layer that the others differ from.
     layers: the kind of each layer and its changes.
-    idle_first: whether the first layer holds the weights with which attention reads finished blocks, of which it has
+    first_is_idle: whether the first layer holds the weights with which attention reads finished blocks, of which it has
         none.
     """
     placed_layers = []
@@ -54,7 +54,7 @@ def block_residual_decoder(
         finished, starts = ceil_div(index, block_size), index % block_size == 0
         residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
         name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
-        idle = {"idle_residual": True} if idle_first and not index else {}
+        idle = {"idle_residual": True} if first_is_idle and not index else {}
         placed_layers.append((name, {**changes, **residuals, **idle}))
     block = {**base, "type": "block_residual", "attention_blocks": 1, "feed_forward_blocks": 1, "starts_block": False}
     streams = {"type": "block_residual", "blocks": ceil_div(len(layers), block_size), "norm": base["norm"]}
@@ -90,10 +90,10 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
         **bound,
     )
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
-    full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
+    full_attention = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)
     linear_config.close(frozenset(), config)
-    return _Mixers(linear, full, layer_kinds)
+    return _Mixers(linear, full_attention, layer_kinds)
 
 
 def _latent_experts(config: Config) -> Table:

@@ -59,8 +59,8 @@ def _minicpm(config: Config) -> Table:
     """
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
-        beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
-        config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
+        length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
+        config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     table = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
@@ -167,10 +167,14 @@ def _cogvlm(config: Config) -> Table:
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.
     """
-    mixer, h = attention(config), config.size("hidden_size")
+    mixer, hidden_size = attention(config), config.size("hidden_size")
     heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
-    qkv = h + 2 * config.divided("num_attention_heads", h, heads) * (kv_heads or heads)
-    layer = (h if kv_heads is None else h + 1) * qkv + h * h + 3 * h * config.size("intermediate_size")
+    qkv = hidden_size + 2 * config.divided("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
+    layer = (
+        (hidden_size if kv_heads is None else hidden_size + 1) * qkv
+        + hidden_size * hidden_size
+        + 3 * hidden_size * config.size("intermediate_size")
+    )
     config.notes.append(
         "the layers' second set of projections, which tokens of an image use, is not counted: "
         f"{layer * config.size('num_hidden_layers'):,} parameters"

@@ -22,10 +22,10 @@ def _longcat_flash_ngram(config: Config) -> Table:
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """
     table = longcat_flash.longcat_flash(config)
-    hidden, longest = config.size("hidden_size"), config.size("emb_neighbor_num")
-    tables = config.size("emb_split_num") * (longest - 1)
+    hidden, longest_ngram = config.size("hidden_size"), config.size("emb_neighbor_num")
+    tables = config.size("emb_split_num") * (longest_ngram - 1)
     if not 1 <= tables <= MOST_TABLES:
-        raise config.wrong("emb_neighbor_num", longest, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
+        raise config.wrong("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
     rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
     if rows + 2 * tables > LARGEST:
         raise config.wrong(

@@ -21,8 +21,8 @@ def _minicpm_sala(config: Config) -> Table:
         raise config.wrong("mixer_types", types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
-        beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
-        config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
+        length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
+        config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = {"attention": _sparse_attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     names = ["sparse" if name == SPARSE else "lightning" for name in types]

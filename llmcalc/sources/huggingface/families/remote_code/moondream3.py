@@ -59,9 +59,9 @@ def _moondream3(config: Config) -> Table:
         **biases(True, "up_bias", "down_bias"),
     }
     block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
-    first = experts.count("start_layer")
+    first_expert_layer = experts.count("start_layer")
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
-    names = ["dense" if layer < first else "moe" for layer in range(depth)]
+    names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
             "vocab_size": text.size("vocab_size"),

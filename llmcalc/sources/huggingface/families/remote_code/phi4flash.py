@@ -49,8 +49,8 @@ def _phi4flash(config: Config) -> Table:
         "gate": {"attention": {"type": "memory_gate", "intermediate_size": channels, "use_bias": proj_bias}},
         "shared": {"attention": {**attention, "kv_shared": True}},
     }
-    half = depth // 2
-    names = [*["mamba", "sliding"] * (half // 2), "memory", "full", *["gate", "shared"] * ((half - 2) // 2)]
+    half_depth = depth // 2
+    names = [*["mamba", "sliding"] * (half_depth // 2), "memory", "full", *["gate", "shared"] * ((half_depth - 2) // 2)]
     network = glu(config, config.flag("mlp_bias"))
     block = {"attention": mamba, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     head = {"bias": True} if config.flag("lm_head_bias") else None

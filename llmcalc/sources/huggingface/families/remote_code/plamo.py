@@ -27,7 +27,7 @@ def _plamo2(config: Config) -> Table:
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
     window, full_layers = config.maybe("attention_window_size"), config.get("full_attention_idx")
-    full = set() if full_layers is None else set(config.sizes("full_attention_idx"))
+    full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
     mixer = {
         "num_attention_heads": heads,
         "num_key_value_heads": config.size("num_key_value_heads"),
@@ -49,7 +49,11 @@ def _plamo2(config: Config) -> Table:
     block = {"attention": sliding, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     names = [
-        "mamba" if _is_mamba(config, i, depth, period) else "full" if window is None or i in full else "sliding"
+        "mamba"
+        if _is_mamba(config, i, depth, period)
+        else "full"
+        if window is None or i in full_attention_indices
+        else "sliding"
         for i in range(depth)
     ]
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))

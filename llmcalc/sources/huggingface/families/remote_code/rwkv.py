@@ -44,11 +44,13 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
     return _with_first_norm(config, mixing, channels, eps)
 
 
-def _with_first_norm(config: Config, mixing: Table, channels: Table, eps: float, first: Table | None = None) -> Table:
-    """Returns a model of RWKV's layers. first: fields of the first layer's mixing that differ."""
+def _with_first_norm(
+    config: Config, mixing: Table, channels: Table, eps: float, first_layer_norm: Table | None = None
+) -> Table:
+    """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
     block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
-    changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first}} if first else {})}
+    changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first_layer_norm}} if first_layer_norm else {})}
     stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
 

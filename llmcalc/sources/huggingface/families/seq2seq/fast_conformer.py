@@ -138,9 +138,13 @@ def _subsampling(section: Config) -> Table:
         raise section.wrong("subsampling_factor", factor, "a power of 2, at least 2")
     if mel_bins % factor:
         raise section.wrong("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
-    first = {"channels": section.size("subsampling_conv_channels"), "bias": True}
-    separable = {**first, "separable": True}
-    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (convolution_count - 1)], "bias": True}
+    first_convolution = {"channels": section.size("subsampling_conv_channels"), "bias": True}
+    separable = {**first_convolution, "separable": True}
+    return {
+        "num_mel_bins": mel_bins,
+        "convolutions": [first_convolution, *[separable] * (convolution_count - 1)],
+        "bias": True,
+    }
 
 
 NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})

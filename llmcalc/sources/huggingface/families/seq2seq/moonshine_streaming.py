@@ -74,7 +74,7 @@ def _moonshine_streaming(config: Config) -> Table:
 
 
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
-    """Returns the encoder, with the positions that its output has for a decoder of that width."""
+    """Returns the encoder, with learned output positions for a decoder of that width."""
     fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     section = Config(fields, ENCODER, "moonshine_streaming_encoder", where="encoder_config.")
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")

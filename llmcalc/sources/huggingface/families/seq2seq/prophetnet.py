@@ -76,12 +76,12 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     return stack
 
 
-def _learned_positions(config: Config, further: int) -> Table:
-    """Returns learned positions after the padding token's row. further: the rows that predict streams read ahead."""
+def _learned_positions(config: Config, extra_rows: int) -> Table:
+    """Returns learned positions after the padding token's row. extra_rows: the rows that predict streams read ahead."""
     rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):
         raise config.wrong("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")
-    offset = padding + 1 + further
+    offset = padding + 1 + extra_rows
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 

@@ -27,7 +27,9 @@ def _t5(config: Config) -> Table:
 
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
-    buckets = {k: v for k, v in shared_bias(config)["relative_bias"].items() if k != "num_attention_heads"}
+    buckets = {
+        field: value for field, value in shared_bias(config)["relative_bias"].items() if field != "num_attention_heads"
+    }
     block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
     return t5_like(config, block, {})
 
@@ -48,7 +50,7 @@ def _longt5(config: Config) -> Table:
 
 
 def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """Returns an encoder and a decoder of the same kind of layer, or only the encoder, by the architecture.
+    """Returns the tables of T5's encoder and decoder, or of the encoder alone for an encoder architecture.
 
     stack: fields of both stacks.
     """

@@ -28,16 +28,18 @@ BUCKETS = 32
 
 
 def _udop(config: Config) -> Table:
-    first, *others = _bias_buckets(config)
+    first_bucket, *other_buckets = _bias_buckets(config)
     bias = shared_bias(config)["relative_bias"]
     bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
-    if not bare_class and first != bias["relative_attention_num_buckets"]:
+    if not bare_class and first_bucket != bias["relative_attention_num_buckets"]:
         raise config.wrong(
             "relative_bias_args",
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
-    pages = [first, *others] if bare_class else others  # the bare class keeps the first layer's bias beside its table
+    pages = (
+        [first_bucket, *other_buckets] if bare_class else other_buckets
+    )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
     table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": pages}})
     table["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
