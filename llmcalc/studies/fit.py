@@ -198,13 +198,17 @@ def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowes
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _linear_crossing(excess_by_value, highest_fitting) + 1 if turn % 3 == 1 else (highest_fitting + lowest_too_large) // 2
+        _linear_crossing(excess_by_value, highest_fitting) + 1
+        if turn % 3 == 1
+        else (highest_fitting + lowest_too_large) // 2
     )
 
 
 def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
-    lower_number = max((candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting)
+    lower_number = max(
+        (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
+    )
     rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
         highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // rise
