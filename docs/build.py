@@ -241,6 +241,24 @@ def summary(text: str) -> str:
     return ""
 
 
+def search_in_languages(folder: Path) -> None:
+    """Gives the dialog of the search the words of each language's search.toml: the theme's script has them in English,
+    whatever the language of its pages is. Raises `RuntimeError` for words that the script does not have.
+    """
+    for place, source in languages().items():
+        file = source / "search.toml"
+        if not file.exists():
+            continue
+        (bundle,) = (folder / place / "assets" / "javascripts").glob("bundle.*.js")
+        script = bundle.read_text()
+        for english, other in tomllib.loads(file.read_text()).items():
+            if f'"{english}"' not in script:
+                raise RuntimeError(f"{file}: {english!r} is not in the script of the theme")
+            for before in (",", ":", "(", "=", "?"):  # not where it is compared, or named as a key
+                script = script.replace(f'{before}"{english}"', f'{before}"{other}"')
+        bundle.write_text(script)
+
+
 def hash_of_search_style(folder: Path) -> str:
     """The hash of the style that the theme's script gives to the search, as a policy names it."""
     (bundle,) = (folder / "assets" / "javascripts").glob("bundle.*.js")
@@ -303,6 +321,7 @@ def build(folder: Path) -> None:
             subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
     switched(folder)
+    search_in_languages(folder)
     secured(folder)
     llms.write(folder)
 

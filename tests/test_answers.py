@@ -63,6 +63,14 @@ def test_a_table_of_a_notebook(name: str, run: Any) -> None:
     assert [cell for cell in parsed.cells[:12] if cell.strip() and cell not in screen] == []
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_a_table_of_a_notebook_names_no_option_for_what_it_leaves_out(name: str) -> None:
+    """It said "7 more notes: --notes", which nobody can type in a notebook; `.document` has them all."""
+    text = ASKED[name][0]()._repr_html_()
+    assert ": --notes" not in text
+    assert (": .document" in text) == ("more note" in text or "more row" in text or "more table" in text)
+
+
 @pytest.mark.parametrize("name", ["params", "flops", "kv"])
 def test_records_are_the_rows_of_csv(name: str, run: Any) -> None:
     ask, words = ASKED[name]

@@ -207,6 +207,17 @@ def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:
 
 
 @pytest.mark.browser
+def test_the_search_of_chinese_pages_answers_in_chinese(site: Path) -> None:
+    """The theme's script has the words of its dialog in English: it said "50 results" on Chinese pages."""
+    words = tomllib.loads((ROOT / "docs/zh/search.toml").read_text())
+    english, chinese = (next((site / place / "assets/javascripts").glob("bundle.*.js")) for place in (".", "zh"))
+    for before, after in words.items():
+        assert f'"{before}"' in english.read_text()
+        assert f'"{before}"' not in chinese.read_text()
+        assert f'"{after}"' in chinese.read_text()
+
+
+@pytest.mark.browser
 def test_plots_of_chinese_pages_have_chinese_words(site: Path) -> None:
     """What is left in English are names of models, paths of nodes and symbols; every word of labels.toml is in some
     plot.

@@ -11,6 +11,7 @@ from typing import Any
 import bridge
 
 from llmcalc.costs.params import params
+from llmcalc.errors import InputError
 from llmcalc.sources.target import load
 from llmcalc.studies.compare import DENSE_BAND
 
@@ -24,15 +25,25 @@ def names() -> list[str]:
 
 
 def of_preset(name: str) -> dict[str, Any]:
-    """Folder → what its file says of a preset: the first answer at default settings, and the formulas of its parts."""
+    """Folder → what its file says of a preset: the first answer at default settings, and the formulas of its parts.
+
+    Of a preset whose memory is not modelled, the first answer has the error in the place of the memory.
+    """
     request = {"model": name, **DEFAULTS}
-    used = bridge.memory(request)["memory"]
-    moments = {key: value for key, value in used["memory"].items() if key != "timeline"}  # which the page does not draw
     answer = bridge.answer(request)
     return {
-        "first": {"answer": answer, "memory": {**used, "memory": moments}},
+        "first": {"answer": answer, "memory": _memory(request)},
         "formulas": {node: bridge.explain({**request, "node": node}) for node in nodes_of(answer["params"]["tree"])},
     }
+
+
+def _memory(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        used = bridge.memory(request)["memory"]
+    except InputError as error:
+        return {"error": str(error)}
+    moments = {key: value for key, value in used["memory"].items() if key != "timeline"}  # which the page does not draw
+    return {**used, "memory": moments}
 
 
 def nodes_of(tree: dict[str, Any]) -> list[str]:

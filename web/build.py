@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -38,6 +38,9 @@ sys.path[:0] = [str(ROOT), str(WEB / "src"), str(WEB)]  # this checkout's llmcal
 
 PLATFORM = "pyemscripten_2026_0_wasm32"
 """The tag of Pyodide 314's wheels (PEP 783). It changes with Pyodide's first number."""
+
+LONGEST_LINE = 200
+"""Characters of a line of what a failed command says: the lines of Pyodide's scripts are very long."""
 
 AT_ONCE = 16
 """Presets that a process counts before it is given more."""
@@ -70,6 +73,32 @@ NOT_ON_THE_PAGE = (
     *("pydantic/v1/", "pydantic/mypy.", "pydantic/experimental/", "pydantic/color.", "pydantic_core/_pydantic_core/"),
 )
 """What the page never imports, left out of its archives."""
+
+UNUSED_STANDARD_MODULES = (
+    *(f"{tool}." for tool in ("bdb", "cmd", "cProfile", "doctest", "modulefinder", "pdb", "pickletools", "profile")),
+    *(f"{tool}." for tool in ("pstats", "py_compile", "pyclbr", "pydoc", "rlcompleter", "symtable", "tabnanny")),
+    *(f"{tool}." for tool in ("compileall", "trace", "zipapp", "pyodide/console")),
+    *(f"{tool}/" for tool in ("_pyrepl", "profiling", "pydoc_data", "turtledemo", "unittest", "venv")),
+    *(f"{network}." for network in ("ftplib", "imaplib", "mailbox", "netrc", "nturl2path", "poplib", "smtplib")),
+    *(f"{network}." for network in ("socketserver", "webbrowser", "urllib/request", "urllib/robotparser")),
+    *(f"{network}/" for network in ("http", "wsgiref", "xmlrpc")),
+    *(f"{text}." for text in ("_pyio", "configparser", "fileinput", "plistlib", "shelve", "wave")),
+    *(f"{text}/" for text in ("dbm", "sqlite3", "xml")),
+    *(f"{terminal}." for terminal in ("antigravity", "getpass", "optparse", "pty", "this", "tty", "turtle")),
+    *(f"{process}." for process in ("concurrent/futures/process", "concurrent/futures/interpreter", "sched")),
+    *(f"{process}/" for process in ("multiprocessing", "concurrent/interpreters")),
+    *(f"asyncio/{part}." for part in ("proactor_events", "tools", "windows_events", "windows_utils")),
+    *(f"logging/{part}." for part in ("config", "handlers")),
+    *(
+        f"encodings/{name}"
+        for name in ("_win", "big5", "charmap", "cp", "euc_", "gb", "hp_", "hz", "iso2022", "iso8859_")
+    ),
+    *(f"encodings/{name}" for name in ("johab", "koi8", "kz1048", "mac_", "palmos", "ptcp", "rot_13", "shift_jis")),
+    "tarfile.",
+)
+"""Modules of Python that nothing on the page imports, left out of its standard library: tools for programmers,
+protocols, other operating systems, and encodings of characters other than Unicode's.
+"""
 
 CLUSTER = (
     "llmcalc/frameworks/",
@@ -146,7 +175,8 @@ def run(*command: str | Path, cwd: Path = WEB) -> None:
     """Runs a command; its output is shown only if it fails. Raises `Missing`."""
     done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Missing(f"{' '.join(map(str, command[:4]))} … failed:\n{done.stdout}{done.stderr}".rstrip())
+        output = "\n".join(line[:LONGEST_LINE] for line in f"{done.stdout}{done.stderr}".splitlines())
+        raise Missing(f"{' '.join(map(str, command[:2]))} … failed:\n{output}".rstrip())
     for line in done.stdout.splitlines():
         if line.endswith(" MB"):
             say(line)
@@ -193,9 +223,13 @@ def pack(out: Path) -> None:
         }
         later = {"wheels": [own], "only": LATER, "without": CLUSTER}
         cluster = {"wheels": [own], "only": CLUSTER}
-        archives = {"app.zip": app, "later.zip": later, "cluster.zip": cluster, "sympy.zip": {"wheels": algebra}}
-        archives |= {"shapes.zip": {"wheels": [own], "only": SHAPES}, "configs.zip": {"wheels": [own], "only": CONFIGS}}
+        archives = {"app.pack": app, "later.pack": later, "cluster.pack": cluster, "sympy.pack": {"wheels": algebra}}
+        archives |= {
+            "shapes.pack": {"wheels": [own], "only": SHAPES},
+            "configs.pack": {"wheels": [own], "only": CONFIGS},
+        }
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
+        plan["standard_library"] = {"without": UNUSED_STANDARD_MODULES}
         run("node", WEB / "pack.mjs", json.dumps(plan))
 
 
@@ -362,10 +396,11 @@ def build(only: list[str] | None = None, page: Path = DIST) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         copy(part)
-        say("packing Python")
-        pack(part)
-        say("counting presets")
-        first(part, only or [])
+        say("packing Python, and counting presets")
+        with ThreadPoolExecutor(1) as packing:  # which is one process of Node, while others count
+            packed = packing.submit(pack, part)
+            first(part, only or [])
+            packed.result()
         shutil.rmtree(page, ignore_errors=True)
         part.replace(page)
     finally:

@@ -116,7 +116,7 @@ formats and accelerators, or to compare it with other models.</p>
 <img src="{PICTURE}" width="{WIDTH}" height="{HEIGHT}" alt="{escape(self.shares_text())}">
 <h2>The same on the command line</h2>
 <pre><code>llmcalc params {escape(preset.name)}
-llmcalc memory {escape(preset.name)}</code></pre>
+llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(preset.name)}</code></pre>
 <h2>What is counted</h2>
 <ul>
 {remarks}

@@ -16,7 +16,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, Component, Kernel, ModelProperties
+from .base import BY_TORCH, LARGEST, Component, Kernel, ModelProperties, PartWitness
 from .norm import Norm, norm_reference
 from .runtime import ForwardPass, state_class
 
@@ -38,6 +38,7 @@ class NgramInput(Component):
     norm: the norm on keys, streams and values, of each stream separately.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     ngram_rows: Size
@@ -68,16 +69,28 @@ class NgramInput(Component):
             kind=self.kind,
         )
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
+        recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
-        value = recorder.linear("value_proj", vectors, hidden)
+        recorder.hold(keys=keys)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
-        gate = recorder.act(recorder.sum(recorder.mul(keys, queries), streams), "sigmoid")
+        recorder.hold(queries=queries)
+        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden.size**-0.5)
+        recorder.hold(gate=gate)
+        gate = recorder.act(gate, "signed_root")
+        recorder.hold(gate=gate)
+        gate = recorder.act(gate, "sigmoid")
+        value = recorder.linear("value_proj", vectors, hidden)
         gated = recorder.mul(gate, value, axes=x.axes)
+        recorder.hold(gated=gated)
         if kernel is None:
             return gated
-        normed = recorder.norm("conv_norm", gated, self.norm, groups=streams)
-        convolved = recorder.conv("conv1d", normed, *x.axes, kernel=kernel, groups=x.width)
-        recorder.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
+        normed, past_rows = recorder.norm("conv_norm", gated, self.norm, groups=streams), (kernel - 1) * self.dilation
+        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), kind="conv_state")
+        with recorder.function():
+            recorder.hold(x=normed)
+            padded_rows = recorder.padded(normed, past_rows, state="conv_state")
+            recorder.hold(seen=padded_rows)
+            convolved = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
         return recorder.add(gated, recorder.act(convolved, "silu"))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -114,11 +127,10 @@ def _reference_class() -> type[nn.Module]:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored = self.conv_state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], x.shape[2], past_length) if stored is None else stored[0]
-            inputs = torch.cat([earlier, x.transpose(1, 2)], -1)
-            self.conv_state.keep(forward_pass, inputs[..., inputs.shape[-1] - past_length :])
-            convolved: Tensor = self.conv1d(inputs).transpose(1, 2)
+            stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
+            padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
+            self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
+            convolved: Tensor = self.conv1d(padded_rows).transpose(1, 2)
             return convolved
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

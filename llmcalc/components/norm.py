@@ -16,7 +16,7 @@ from ..algebra import Number
 from ..evidence import Witness
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Flag, ModelProperties, Real
+from .base import BY_TORCH, LARGEST, Component, Flag, ModelProperties, Real
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +34,8 @@ class Norm(Component):
         (Gemma, OLMo 2); by default the product is in the format of x. The backward pass then keeps the normalized
         values in float32. A LayerNorm with it runs step by step and subtracts the mean twice (Cohere); without a weight
         torch's kernel reads a float32 copy of x (OLMo).
+    groups: the number of equal parts of x that are normalized separately, with one weight vector for all of x (K2
+        Horizon); 1 by default, x as a whole.
     scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
         default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
     """
@@ -48,6 +50,7 @@ class Norm(Component):
     eps: Real = Field(default=1e-5, ge=0)
     unit_offset: Flag = False
     float32_product: Flag = False
+    groups: int = Field(default=1, ge=1, le=LARGEST, strict=True)
     scales_x: Flag = False
 
     @model_validator(mode="after")
@@ -56,6 +59,8 @@ class Norm(Component):
             copies_input = name == "float32_product" and self.type == "layernorm"
             if getattr(self, name) and not self.weight and not copies_input:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        if self.groups != 1 and self.type == "affine":
+            raise ValueError("groups: an affine norm normalizes nothing; expected 1")
         if self.scales_x and self.type != "rmsnorm":
             raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")
         return self
@@ -96,6 +101,7 @@ class Norm(Component):
             cls(type="rmsnorm", scales_x=True),
             cls(type="layernorm", bias=False, float32_product=True),
             cls(type="layernorm", weight=False, float32_product=True),
+            cls(type="rmsnorm", groups=2, float32_product=True),
         ]
 
 
@@ -108,12 +114,12 @@ def _reference_class() -> type[nn.Module]:
         """A norm over the last axis. x: [..., width] → same shape.
 
         shape: the shape of the weights, with leading axes where each head has its own.
-        groups: the number of equal parts of x that are normalized separately.
+        groups: the number of equal parts of x that are normalized separately; those of the spec by default.
         """
 
-        def __init__(self, spec: Norm, *shape: int, groups: int = 1) -> None:
+        def __init__(self, spec: Norm, *shape: int, groups: int = 0) -> None:
             super().__init__()
-            self.kind, self.eps, self.groups = spec.type, spec.eps, groups
+            self.kind, self.eps, self.groups = spec.type, spec.eps, groups or spec.groups
             self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
             self.scales_x = spec.scales_x
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
@@ -149,6 +155,9 @@ def _reference_class() -> type[nn.Module]:
     return NormReference
 
 
-def norm_reference(spec: Norm, *shape: int, groups: int = 1) -> nn.Module:
-    """Builds a norm with weights of the given shape. groups: equal parts that are normalized separately."""
+def norm_reference(spec: Norm, *shape: int, groups: int = 0) -> nn.Module:
+    """Builds a norm with weights of the given shape.
+
+    groups: equal parts of x that are normalized separately; those of the spec by default.
+    """
     return _reference_class()(spec, *shape, groups=groups)

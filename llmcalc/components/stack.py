@@ -421,6 +421,10 @@ class Stack(Component):
         )
         shared_entry_layers = shared_entry_examples()
         ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
+        ngram_inputs = {
+            "finding": ngrams,
+            "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2}),
+        }
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
@@ -526,7 +530,7 @@ class Stack(Component):
                 num_hidden_layers=5,
                 block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants={
-                    name: delayed_hyper_example(attention=mixer, ngram_input=ngrams if name == "finding" else None)
+                    name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(name))
                     for name, mixer in shared_entry_layers.items()
                 },
                 first_layers=("finding", "scoring", BASE, "local", "computing"),

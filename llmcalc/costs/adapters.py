@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import TypeVar, get_args
 
 from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
 from ..frozen import frozen
 from ..ops import ExpertLinear, Linear, ParamTensor
-from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, stored_bytes
+from ..workload.lora import (
+    ALL_LINEAR,
+    JOINED_PROJECTIONS,
+    PARALLEL_LIBRARIES,
+    PROJECTIONS,
+    WITHOUT_ADAPTERS,
+    Base,
+    Library,
+    stored_bytes,
+)
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
@@ -43,9 +52,11 @@ class LowRank:
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
-        LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values.
+        LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values. What
+        is one layer of Megatron-Core has one adapter. So has each expert with mcore-bridge; with Megatron-Bridge all
+        experts of a rank share one, of which that of one rank is counted.
         """
-        tensors = []
+        tensors = self._adapters_of_experts(tree, include) if self.is_parallel else []
         for product in self._layer_products(tree, include):
             adapted_products = [
                 (node_position, op) for node_position, op in product if node_position.node.name in self.targets
@@ -57,6 +68,18 @@ class LowRank:
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (out_width, self.rank)):
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, node_position.times))
+        return tensors
+
+    def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
+        """Returns the adapters of routed experts of Megatron-Core."""
+        tensors = []
+        for product in _joined(_expert_layers(tree, include), JOINED_PROJECTIONS):
+            node_position, experts = product[0]
+            if node_position.node.name in self.targets:
+                number = experts.num_experts if self.library == "mcore-bridge" else 1
+                for shape in ((self.rank, experts.n_in), (sum(op.n_out for _, op in product), self.rank)):
+                    copies = times(number, node_position.times)
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
@@ -104,18 +127,32 @@ class LowRank:
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
-        pending_products: list[tuple[Place, Linear]] = []
-        for node_position, op in _linear_layers(tree, include):
-            is_fused_projection = fuses_qkv and node_position.node.name in PROJECTIONS
-            if pending_products and not (is_fused_projection and pending_products[0][0].above is node_position.above):
-                yield pending_products
-                pending_products = []
-            if is_fused_projection:
-                pending_products.append((node_position, op))
-            else:
-                yield [(node_position, op)]
-        if pending_products:
-            yield pending_products
+        joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
+        yield from _joined(_linear_layers(tree, include), joined_names)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the adapters stand beside the linear layers of Megatron-Core."""
+        return self.library in PARALLEL_LIBRARIES
+
+
+Layer = TypeVar("Layer", Linear, ExpertLinear)
+
+
+def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]) -> Iterator[list[tuple[Place, Layer]]]:
+    """Yields lists of layers that run as one product: neighbours in a module with some of these names."""
+    pending_layers: list[tuple[Place, Layer]] = []
+    for node_position, op in layers:
+        is_joined = node_position.node.name in joined_names
+        if pending_layers and not (is_joined and pending_layers[0][0].above is node_position.above):
+            yield pending_layers
+            pending_layers = []
+        if is_joined:
+            pending_layers.append((node_position, op))
+        else:
+            yield [(node_position, op)]
+    if pending_layers:
+        yield pending_layers
 
 
 def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
@@ -139,9 +176,15 @@ def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place,
             yield node_position, op
 
 
-def linear_layer_names(tree: Node, include: frozenset[str] = frozenset()) -> list[str]:
-    """Returns the names of the linear layers inside the model's layers, each once."""
-    return list(dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, include)))
+def linear_layer_names(tree: Node, include: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
+    """Returns the names of the linear layers inside the model's layers, each once.
+
+    is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
+    """
+    names = dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, include))
+    if is_parallel:
+        names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, include))
+    return [name for name in names if not (is_parallel and name in WITHOUT_ADAPTERS)]
 
 
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
@@ -151,7 +194,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    layer_names = linear_layer_names(tree, include)
+    layer_names = linear_layer_names(tree, include, adapters.is_parallel)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
         if name not in layer_names:
@@ -159,6 +202,14 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
+    if adapters.is_parallel:
+        for product in _joined(_linear_layers(tree, include), JOINED_PROJECTIONS):
+            fused_names = [node_position.node.name for node_position, _ in product]
+            if 0 < len(set(fused_names) & set(names)) < len(fused_names):
+                raise InputError(
+                    f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
+                    f"which {adapters.library} has one adapter; expected all or none of them"
+                )
     outside_layers = [
         node_position.node.name
         for node_position in tree.walk()

@@ -501,7 +501,7 @@ class Settings:
         CrossEntropy | None,
         Setting(
             "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune, "
-            "flash and flash-in-place as flash-attn.",
+            "flash and flash-in-place as flash-attn, selective as TRL's GRPO.",
             "Precision and kernels",
             "eager",
             TRAINING,
@@ -511,6 +511,15 @@ class Settings:
     loss_chunk: Annotated[
         int | None,
         Setting("Tokens of a chunk of a split cross-entropy.", "Precision and kernels", "an eighth of them", TRAINING),
+    ] = None
+    logits_to_keep: Annotated[
+        int | None,
+        Setting(
+            "Tokens at the end of a sequence whose loss is computed, of a selective cross-entropy: the completion.",
+            "Precision and kernels",
+            "all",
+            TRAINING,
+        ),
     ] = None
     divide_logits: Annotated[
         bool | None,
@@ -634,7 +643,9 @@ class Settings:
             raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
         if self.loss_chunk is not None and self.cross_entropy != "split":
             raise InputError("--loss-chunk: it is for --cross-entropy split")
-        if self.divide_logits and self.cross_entropy in ("chunked", "split"):
+        if self.logits_to_keep is not None and self.cross_entropy != "selective":
+            raise InputError("--logits-to-keep: it is for --cross-entropy selective")
+        if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective"):
             raise InputError(
                 f"--divide-logits: a {self.cross_entropy} cross-entropy computes logits itself; expected another "
                 "--cross-entropy"

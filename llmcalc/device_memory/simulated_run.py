@@ -42,6 +42,7 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
         caps_logits=trains_as_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
+        logits_to_keep=settings.logits_to_keep,
         divides_logits=bool(settings.divide_logits),
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
@@ -123,6 +124,11 @@ def training_run(
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
     if memory_use.adapters is not None:
+        if memory_use.adapters.is_parallel:
+            raise InputError(
+                f"--lora-library {memory_use.adapters.library}: its adapters stand beside a framework's own layers; "
+                "expected the --framework that it trains with, too"
+            )
         adapters = Adapters(
             memory_use.adapters.rank,
             memory_use.adapters.targets,

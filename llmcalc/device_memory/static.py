@@ -25,6 +25,7 @@ from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS, TOWERS
 from ..parallel.rank_model import RankModel
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
+from ..workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.record import Optimizer, OptimizerState
@@ -268,7 +269,7 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weights, has_master = _training_formats(settings)
     record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(settings, count)
+    adapters, adapter_dtype = _adapters_and_format(settings, count, weights)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -336,11 +337,16 @@ def _optimizer_state(
     return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 
-def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
-    """Returns the adapters and their number format; None and an empty text without adapters."""
+def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:
+    """Returns the adapters and their number format; None and an empty text without adapters.
+
+    weights: the number format of the weights, which adapters of Megatron-Core have, too.
+    """
     if settings.lora_rank is None:
         return None, ""
-    targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
+    is_parallel = settings.lora_library in PARALLEL_LIBRARIES
+    default_targets = (ALL_LINEAR,) if is_parallel else DEFAULT_TARGETS
+    targets = default_targets if settings.lora_targets is None else settings.lora_targets
     requested_adapters = LowRank(
         settings.lora_rank,
         frozenset(),
@@ -352,7 +358,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[Low
         bool(settings.quantized_experts),
     )
     adapters = low_rank(count.tree, requested_adapters, targets, count.include)
-    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", "float32")
+    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weights if is_parallel else "float32")
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:

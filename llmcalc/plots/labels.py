@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,10 @@ GAP = 6
 """Points (1/72 inch) between a point and its name."""
 
 EDGE = 3
-"""Pixels between a name and the frame: another resolution writes names a little wider."""
+"""Pixels between a name and the frame."""
+
+WIDER = 0.03
+"""Share of a name's width that is kept free on either side: another resolution writes names a little wider."""
 
 PLACES = ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center"))
 """Places of a name: offset from its point in points (1/72 inch), and the name's alignment."""
@@ -89,28 +93,39 @@ class Box(NamedTuple):
         return not is_separate and self.bottom < other_box.top and other_box.bottom < self.top
 
 
+def _outward(shift: float, radius: float) -> float:
+    """Returns a shift from the edge of a point instead of from its centre."""
+    return shift + math.copysign(radius, shift) if shift else 0
+
+
 def place_names(
     ax: Axes,
     points: Sequence[tuple[float, float]],
     names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
     places: Sequence[tuple[float, float, Any]] = PLACES,
-    radius: float = 0,
+    radius: float | Sequence[float] = 0,
 ) -> list[Annotation]:
     """Writes names beside points, in their order; a name without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
     places: places of a name, the preferred one first; a line leads to the point from those that are not in `PLACES`.
-    radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0.
+    radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A sequence has the radius of
+    each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
     placed_boxes: list[Box] = []
     frame = ax.get_window_extent()
-    dot = radius * ax.figure.dpi / 72
-    dots = [ax.transData.transform(point) for point in (*points, *other_points)]
+    radii = [0.0] * len(points) if isinstance(radius, (int, float)) else list(radius)
+    pixels = ax.figure.dpi / 72
+    same_radius = radius if isinstance(radius, (int, float)) else 0
+    dots = [
+        (*ax.transData.transform(point), max(point_radius, same_radius) * pixels)
+        for point, point_radius in (*zip(points, radii, strict=True), *((point, 0.0) for point in other_points))
+    ]
     annotations: list[Annotation] = []
-    for point, name in zip(points, names, strict=True):
+    for point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
             label(name),
             point,
@@ -121,12 +136,14 @@ def place_names(
             fontsize=7.5,
             color=INK,
         )
-        own_point = ax.transData.transform(point)
+        point_in_pixels = ax.transData.transform(point)
         for shift_right, shift_up, alignment in places:
-            text.set_position((shift_right, shift_up))
+            position = _outward(shift_right, point_radius), _outward(shift_up, point_radius)
+            text.set_position(position)
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
-            box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
+            side_margin = 1 + WIDER * extent.width
+            box = Box(extent.x0 - side_margin, extent.y0 - 1, extent.x1 + side_margin, extent.y1 + 1)
             is_inside = (
                 frame.x0 + EDGE <= box.left
                 and box.right <= frame.x1 - EDGE
@@ -135,8 +152,8 @@ def place_names(
             )
             covers = any(
                 box.left - dot < x < box.right + dot and box.bottom - dot < y < box.top + dot
-                for x, y in dots
-                if (x, y) != tuple(own_point)
+                for x, y, dot in dots
+                if (x, y) != tuple(point_in_pixels)
             )
             if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
                 if (shift_right, shift_up, alignment) not in PLACES:
@@ -148,9 +165,7 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate(
-                        "", point, xytext=(shift_right, shift_up), textcoords="offset points", arrowprops=line, zorder=1
-                    )
+                    ax.annotate("", point, xytext=position, textcoords="offset points", arrowprops=line, zorder=1)
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

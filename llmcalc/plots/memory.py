@@ -34,7 +34,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] 
     figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + 2.4)
     with rc_context(STYLE):
         heights = (1.15 + 0.45 * len(device.moments), 2.4)
-        bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
+        bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
         draw_bars(bar_axes, device, accelerator_fits)
         draw_timeline(timeline_axes, device, accelerator_fits)
         figure.suptitle(

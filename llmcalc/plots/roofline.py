@@ -44,7 +44,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
             ax.scatter(
                 [kernel.intensity for kernel in kernels.values()],
                 [kernel.rate / 1e12 for kernel in kernels.values()],
-                s=[max(SMALLEST, LARGEST * kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
+                s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
                 color=colour,
                 alpha=0.65,
                 linewidths=0,
@@ -135,14 +135,21 @@ def _name_points(
     ]
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
-    for _, point, path in points:
+    radii: dict[tuple[float, float], float] = {}
+    for share, point, path in points:
         nearest_point = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
+        radii.setdefault(nearest_point, math.sqrt(_area(share) / math.pi))  # of the slowest, which is drawn the largest
         names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
     words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
         for first_point, *other_points in names.values()
     ]
-    place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
+    place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES), list(radii.values()))
+
+
+def _area(share: float) -> float:
+    """Returns the area of a point whose kernel takes this share of the pass's time."""
+    return max(SMALLEST, LARGEST * share)
 
 
 def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import engine_and_version
@@ -18,6 +18,7 @@ from ..frameworks.server_files.server import LaunchedServer
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
+from ..sources.presets import known_checkpoint
 from .engine_times import option_time
 from .receipts import ReceiptFile
 
@@ -112,7 +113,6 @@ def engine_questions(
         return [EngineQuestion(read_model(target), tuple(engines), values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import Override
     from ..frameworks.server_files.read import servers_of
-    from .runs import model_of_file
 
     engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
     servers = servers_of(launch, allow_unknown, values, engine_name)
@@ -126,17 +126,46 @@ def engine_questions(
             f"--{name.replace('_', '-')}": Override(value, server.values.get(name)) for name, value in values.items()
         }
         with_version = f"{server.engine}=={server.version}" if server.version else server.engine
+        preset, scheme = _model_of_server(target, server, read_model)
         questions.append(
             EngineQuestion(
-                model_of_file(target, server.target, server.location, read_model),
+                preset,
                 tuple(engines) or (with_version,),
                 {**server.values, **values},
                 hardware or server.hardware or None,
-                quantize,
-                launch=replace(server, overridden=overridden),
+                quantize or scheme,
+                launch=replace(server, overridden=overridden, notes=(*server.notes, *_taken_by_name(preset, server))),
             )
         )
     return questions
+
+
+def _taken_by_name(preset: Preset, server: LaunchedServer) -> list[str]:
+    """Returns the notes that say how the model's name in the file was read where the model is not here."""
+    return [note for note in preset.notes if server.location in note]
+
+
+def _model_of_server(
+    target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
+) -> tuple[Preset, str | None]:
+    """Returns the model of a server, and the scheme of its weights if only the checkpoint's name states one.
+
+    target: the TARGET, which replaces the model that the file names.
+    """
+    from .runs import model_of_file
+
+    try:
+        return model_of_file(target, server.target, server.location, read_model), None
+    except InputError:
+        known = known_checkpoint(server.target) if target in (None, "") else None
+        if known is None:
+            raise
+    preset, scheme = known
+    note = (
+        f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
+        f"{preset.name} in {scheme}, which a TARGET or --quantize replaces"
+    )
+    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:

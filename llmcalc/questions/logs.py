@@ -22,7 +22,7 @@ from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only
 from ..sources.preset import Preset
-from ..sources.presets import known_model
+from ..sources.presets import known_checkpoint, known_model
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
@@ -53,18 +53,29 @@ class LogQuestion:
 
 @dataclass
 class _Run:
-    """The run that a log describes: its model, accelerator and flags. missing, notes: filled while the log is read."""
+    """The run that a log describes: its model, accelerator and flags.
+
+    missing, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the log's
+    model states, if that is the name of a quantized checkpoint.
+    """
 
     reading: LogReading
     question: LogQuestion
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    scheme_in_name: str = ""
 
     def preset(self) -> Preset | None:
         """The model of the run: the user's, or the preset that the log names."""
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
+        if preset is None and (known := known_checkpoint(self.reading.model)) is not None:
+            preset, self.scheme_in_name = known
+            self.notes.append(
+                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {self.scheme_in_name}, which "
+                "a TARGET or --quantize replaces"
+            )
         needs_model = self.reading.program in FOLDERS or any(
             term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
         )
@@ -192,7 +203,7 @@ def _engine_run(
     cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
     if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
         flags[CACHE_SIZE] = cache
-    scheme = logged_run.question.quantize or log_reading.scheme
+    scheme = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
     if scheme:
         flags["quantize"] = scheme
     try:

@@ -144,6 +144,11 @@ def serve_study(
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
+    if preset.model.kind == "encoder":
+        raise InputError(
+            "an encoder-only model generates no tokens to serve; expected a decoder, or llmcalc time for a pass over "
+            "its input"
+        )
     trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")

@@ -59,7 +59,7 @@ class Answer(ABC):
     def _repr_html_(self) -> str:
         from .formats.html import html
 
-        return html(self.report().brief())
+        return html(self.report().brief(rest=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:

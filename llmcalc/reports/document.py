@@ -146,6 +146,7 @@ class Report(NamedTuple):
     text: text that is printed unchanged in place of tables (LaTeX); default empty.
     warnings: notes that are also printed for formats without notes (CSV), each with the name of its model.
     computed_last: entry of the document → its value, computed when the document is written; default none.
+    counts_notes: whether the lines of its shown notes are among those of a short screen; default false.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -153,6 +154,7 @@ class Report(NamedTuple):
     text: str = ""
     warnings: Sequence[str] = ()
     computed_last: Mapping[str, Callable[[], Any]] = {}
+    counts_notes: bool = False
 
     def for_target(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
@@ -194,10 +196,10 @@ class Report(NamedTuple):
         data = self.data | {name: compute() for name, compute in self.computed_last.items()}
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | data
 
-    def brief(self) -> Report:
+    def brief(self, rest: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out.
+        A last note says how many notes, tables and rows are left out. rest: what prints them; default `--notes`.
         """
         tables: list[Table] = []
         remaining_notes, hidden = MOST_NOTES, 0
@@ -205,7 +207,7 @@ class Report(NamedTuple):
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
             left_out_notes += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: --notes"]
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest}"]
                 tables[-1], hidden = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break

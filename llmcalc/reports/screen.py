@@ -1,4 +1,4 @@
-"""Shortens a report so that it fits a screen: at most 24 lines before the notes, at 80 columns.
+"""Shortens a report so that it fits a screen: at most 24 lines before the notes, or with them, at 80 columns.
 
 The first table of a target is placed first. The innermost rows of a nested table are left out first. From other tables
 the last rows are left out, or those farthest from the centre. A table with fewer than three rows left is not shown. A
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .document import Report, Table
-from .formats.pipe import line_count
+from .document import MOST_NOTES, Report, Table
+from .formats.pipe import INDENT, indented, line_count
 
 MOST_LINES = 24
 COLUMNS = 80
 FEWEST_ROWS = 3
+
+FURTHER_LINES = 3
+"""Lines beside tables and notes: an empty one before each, and how much is left out."""
 
 
 def trim_to_screen(report: Report) -> Report:
@@ -25,7 +28,36 @@ def trim_to_screen(report: Report) -> Report:
         if begins_group and not (groups and table.target and table.target == groups[-1][-1].target):
             groups.append([])
         groups[-1].append(table)
+    if report.counts_notes:
+        groups = [_trim_with_notes(group, report.warnings) for group in groups]
     return report._replace(tables=[table for group in groups for table in _trim_group(group)])
+
+
+def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
+    """Shortens the longest table of one model, row by row, until all tables and the shown notes fit a screen.
+
+    warnings: those of the report, which are shown beside the other notes.
+    """
+    notes = [note for table in tables for note in table.notes]
+    shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
+    shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
+    note_lines = sum(len(list(indented(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
+    free_lines = MOST_LINES - note_lines - FURTHER_LINES
+    left_out = 0
+    shorter_tables = list(tables)
+    while sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines:
+        longest = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
+        table = shorter_tables[longest]
+        plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
+        if not plain_rows or len(table.rows) <= FEWEST_ROWS:
+            break
+        rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
+        shorter_tables[longest] = table._replace(rows=rows)
+        left_out += 1
+    if left_out:
+        rows_text = f"{left_out} more row{'s' * (left_out > 1)}"
+        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=rows_text)
+    return shorter_tables
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:

@@ -162,7 +162,8 @@ def report(
     rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
     document = _time_data(preset, timed_run, nodes, measured_run)
-    return Report(document, [parts_table, node_table], warnings=as_warnings(preset, warnings)).for_target(preset.target)
+    tables = [parts_table, node_table]
+    return Report(document, tables, warnings=as_warnings(preset, warnings), counts_notes=True).for_target(preset.target)
 
 
 def _run_text(timed_run: TimedRun) -> str:

@@ -110,7 +110,8 @@ def report(study: ServeStudy, servers: Servers) -> Report:
         tables.append(
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
-    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
+    data = _serve_data(study, servers)
+    return Report(data, tables, warnings=as_warnings(preset, warnings), counts_notes=True).for_target(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:

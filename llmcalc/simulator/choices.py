@@ -19,7 +19,9 @@ class Choices:
         them, and their gradients, for a few tokens at a time; `split` runs the output head for a chunk of tokens at a
         time and computes the loss of each chunk by itself, and the graph keeps them all (torchtune,
         `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`); `flash` keeps the logits and makes their gradient
-        in the backward pass, and `flash-in-place` writes it over them there (flash-attn's cross-entropy).
+        in the backward pass, and `flash-in-place` writes it over them there (flash-attn's cross-entropy); `selective`
+        divides the last logits by a temperature in place and computes the labels' log-probabilities sequence by
+        sequence (TRL's GRPO, `selective_log_softmax`).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
@@ -27,6 +29,8 @@ class Choices:
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
+    logits_to_keep: of a `selective` cross-entropy, the tokens at the end of each sequence whose log-probabilities are
+        computed, from as many logits and one more; None (default) for all.
     divides_logits: whether the logits are divided in place by a temperature before the loss (reinforcement learning);
         false by default.
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
@@ -62,6 +66,7 @@ class Choices:
     float32_loss: bool = True
     caps_logits: bool = False
     loss_chunk: int | None = None
+    logits_to_keep: int | None = None
     divides_logits: bool = False
     keeps_logits: bool = False
     fused_qkv: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..flow.program import Scope
+from ..flow.program import Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_nodes
 from .checkpoint import Run, checkpoint, reentrant
@@ -75,6 +75,16 @@ class Lowering(ProgramLowering):
                     outputs,
                     storages_read - outputs - layer_input_ids,
                 )
+
+    def refuse_recomputed(self, operation: Step) -> None:
+        """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
+        if self.recompute.layers or any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
+            raise self.unsupported(
+                "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
+                operation.name,
+            )
 
     def _find_recomputed_modules(self, root: Scope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""

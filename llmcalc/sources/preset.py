@@ -85,6 +85,7 @@ class Preset(Record):
     notes: remarks for the user from the reader of the file.
     config: the Hugging Face config that the model was read from.
     dtype: number format of the published weights.
+    state_dtype: number format of recurrent states that the config states (`mamba_ssm_dtype`, `mamba_ssm_cache_dtype`).
     quantization_config: how the published weights are stored, the table of that name in their config; none by default.
     assumptions: field that was never published → the assumed value and the reason.
     """
@@ -97,6 +98,7 @@ class Preset(Record):
     developer: str = ""
     released: str = Field(default="", pattern=r"^(\d{4}(-\d{2}){0,2})?$")
     dtype: str = "bfloat16"
+    state_dtype: str | None = None
     quantization_config: dict[str, Any] | None = None
     sources: tuple[FigureSource, ...] = ()
     published: Published = Published.model_construct()
@@ -108,10 +110,11 @@ class Preset(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        try:
-            dtype_of(self.dtype)
-        except ValueError as error:
-            raise ValueError(f"dtype: {error}") from None
+        for field in ("dtype", "state_dtype"):
+            try:
+                dtype_of(getattr(self, field) or "bfloat16")
+            except ValueError as error:
+                raise ValueError(f"{field}: {error}") from None
         if not self.title.isprintable():
             raise ValueError("title: has characters that cannot be printed; expected text on one line")
         return self

@@ -106,6 +106,36 @@ def known_model(name: str) -> Preset | None:
     return None if preset_name is None else load_preset(preset_name)
 
 
+SCHEMES_IN_NAMES = (
+    (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
+    (r"gptq(?:[-_]?int4|[-_]?4bit)?|int4[-_]gptq", "gptq-int4-g128"),
+    (r"gptq[-_]?int8", "gptq-int8-g128"),
+    (r"(?:auto[-_]?round[-_]?)?(?:int4|w4a16)(?:[-_]auto[-_]?round)?(?:[-_]g128)?", "w4a16-g128"),
+    (r"fp8(?:[-_]dynamic)?", "fp8-dynamic"),
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"w8a8|quantized\.w8a8", "w8a8"),
+    (r"(?P<mix>i?q[2-8](?:_[01k])(?:_[sml])?|f16|bf16)\.gguf", ""),
+)
+"""End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
+
+Of a GGUF file the type in its name is the scheme.
+"""
+
+
+def known_checkpoint(name: str) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme that the name or path of a quantized checkpoint states; None if unknown.
+
+    `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones.
+    """
+    last_segment = name.strip().rstrip("/").rpartition("/")[2]
+    for pattern, scheme in SCHEMES_IN_NAMES:
+        match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
+        preset = None if match is None else known_model(match["model"])
+        if match is not None and preset is not None:
+            return preset, scheme or match["mix"].lower()
+    return None
+
+
 def find_by_repository(name: str) -> str | None:
     """Returns the preset of a repository's name without its owner: `Meta-Llama-3-8B-Instruct`. It reads all presets."""
     return _presets_by_repository().get(normalized(name)) if normalized(name) else None

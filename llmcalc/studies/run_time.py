@@ -24,14 +24,15 @@ from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
+from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, Line, PassTime
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
-from ..timing.stack import find_stack, with_attention, with_overlap
+from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
 from ..timing.traffic import Traffic, traffic
-from ..timing.work import Adapters, RankPass, RankWork, rank_work
-from ..units import signed_percent
+from ..timing.work import rank_work
+from ..units import DTYPE_BITS, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
 from ..workload.recompute import Recompute
@@ -280,7 +281,8 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
         self.device: Device = settings.device(hardware)
-        self.stack: Stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
+        stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
+        self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
         self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
         self.dtype: str = settings.product_format or _training_format(memory)
@@ -414,6 +416,11 @@ def recomputed_share(recompute: Recompute) -> float:
     if not recompute.layers:
         return 0.0
     return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every
+
+
+def _gradient_buffer_bytes(memory: Memory) -> float | None:
+    """Returns the bytes per element of the gradient buffers that a run states; None if it does not."""
+    return None if memory.settings.grad_dtype is None else DTYPE_BITS[memory.states.grad_dtype] / 8
 
 
 def _adapters_of_run(memory: Memory) -> Adapters | None:

@@ -16,10 +16,11 @@ from ..accelerator import Hardware
 from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
+from ..timing.kernels import Kernel, RankPass, RankWork
 from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, PassTime
 from ..timing.records import FigureSource, Generation, generations
 from ..timing.stack import find_stack
-from ..timing.work import Kernel, RankPass, RankWork, rank_work
+from ..timing.work import rank_work
 from ..workload.workload import Phase
 
 SYMBOLS = {
@@ -158,7 +159,7 @@ def _compute_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _T
         return NOTHING
     device, seconds = time_estimator.device, float(line.compute)
     peak = device.peaks["bf16"]
-    flops = float(kernel.flops[line.backward])
+    flops = float(kernel.padding * kernel.flops[line.backward])
     if kernel.kind in ("product", "experts"):
         flops /= 2 if line.backward and not kernel.frozen else 1
         peak = device.peaks[device.format_of("bf16")]

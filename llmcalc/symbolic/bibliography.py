@@ -19,6 +19,7 @@ WITHOUT_PAPER = frozenset(
         "Gemma 4 2026",
         "Inkling 2 2026",
         "Inkling 2026",
+        "K2 Horizon 2026",
         "Muse Spark 2026",
         "NeoMME 2026",
         "Qwen4-Exp 2026",

@@ -23,7 +23,17 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, has_sympy, keys, symbolic, values_only
+from .symbolic import (
+    ELEMENT_BYTES,
+    KEYS,
+    Meaning,
+    Symbolic,
+    element_bytes,
+    has_sympy,
+    keys,
+    latest_symbolic,
+    values_only,
+)
 
 Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
 QUANTITIES: dict[Quantity, tuple[str, str]] = {
@@ -152,7 +162,7 @@ class Formulas:
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
-        self.symbolic: Symbolic = symbolic(spec) if self.has_symbols else values_only(spec)
+        self.symbolic: Symbolic = latest_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
         self.include: frozenset[str] = include
         self.meanings: dict[Any, Meaning] = {}

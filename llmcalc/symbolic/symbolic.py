@@ -96,6 +96,22 @@ GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts"
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
+_latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
+"""The latest model, by its identity, with its tree in symbols."""
+
+
+def latest_symbolic(spec: ModelSpec) -> Symbolic:
+    """Returns the tree of `symbolic`, which is kept until another model is asked for.
+
+    Who asks for the formulas of one part after another, as the page does, has the tree made once.
+    """
+    entry = _latest.get(id(spec))
+    if entry is None:
+        _latest.clear()
+        entry = _latest[id(spec)] = spec, symbolic(spec)
+    return entry[1]
+
+
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None

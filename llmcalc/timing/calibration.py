@@ -230,6 +230,9 @@ SURE_GAIN, SURE_SHARE = 0.6, 0.75
 factors go half of the way, to their square roots: half of a fit that helps still helps, and one that harms, less.
 """
 
+WEAK_GAIN, WEAK_SHARE = 0.9, 0.6
+"""Bounds of the same error and share within which a fit that is not clearly better is used at a quarter of the way."""
+
 BETTER = 2 / 3
 """Share of the runs that are left out which a fit has to estimate better: else a few far ones decided it."""
 
@@ -279,11 +282,16 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
     gain = mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12)
     refusal = _refusal(*errors, gain, improved_share)
-    if not refusal and (gain > SURE_GAIN or improved_share < SURE_SHARE):
-        fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
-        estimates_after = [measured_run.pricer(fitted_factors) for measured_run in runs]
-        left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
-        errors = errors[0], Errors.from_runs(runs, estimates_after), Errors.from_runs(runs, left_out)
+    power = _power(gain, improved_share, bool(refusal))
+    if power < 1:
+        weaker_factors = Factors(*(factor**power for factor in astuple(fitted_factors)))
+        estimates_after = [measured_run.pricer(weaker_factors) for measured_run in runs]
+        left_out = [
+            fitted**power * before ** (1 - power) for fitted, before in zip(left_out, estimates_before, strict=True)
+        ]
+        weaker_errors = errors[0], Errors.from_runs(runs, estimates_after), Errors.from_runs(runs, left_out)
+        if not refusal or not _raises_regret(*weaker_errors[:2]):
+            fitted_factors, errors, refusal = weaker_factors, weaker_errors, ""
     return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 
@@ -307,16 +315,28 @@ def _left_out_errors(linear: Linear, stiffness: float) -> list[float]:
     return errors
 
 
+def _power(gain: float, improved_share: float, refused: bool) -> float:
+    """Returns the exponent of the fitted factors: 1 for a sure fit, 1/2 or 1/4 for less sure ones.
+
+    refused: whether the whole fit is refused, so that only a quarter of it may be used.
+    """
+    if refused:
+        return 0.25 if gain <= WEAK_GAIN and improved_share >= WEAK_SHARE else 1.0
+    return 0.5 if gain > SURE_GAIN or improved_share < SURE_SHARE else 1.0
+
+
+def _raises_regret(errors_before: Errors, errors_after: Errors) -> bool:
+    """Whether the chosen layout of measured ones takes longer with a fit than without."""
+    before, after = errors_before.regret, errors_after.regret
+    return before is not None and after is not None and after > before
+
+
 def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
     """Returns the reason why fitted factors are not used; empty if they are used.
 
     gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """
-    if (
-        errors_before.regret is not None
-        and errors_after.regret is not None
-        and errors_after.regret > errors_before.regret
-    ):
+    if _raises_regret(errors_before, errors_after):
         return "it would raise the regret of the chosen layout"
     if gain > GAIN or left_out.median_error > GAIN * errors_before.median_error:
         return "runs that are left out are not estimated clearly better by a fit of the others"

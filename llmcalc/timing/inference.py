@@ -11,9 +11,10 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
+from .kernels import RankPass
 from .price import SIXTEEN_BITS, Formats, Priced, price
 from .records import Stack
-from .work import RankPass, rank_work
+from .work import rank_work
 
 
 @frozen
@@ -137,5 +138,6 @@ def rank_pass(
         reduces_late=stack.reduces_late,
         gathered_ranks=layout.dp if stack.gathers_tokens else 0,
         moves_all_rows=stack.moves_all_rows,
+        sparse_heads=stack.sparse_heads,
         include=include,
     )

@@ -14,8 +14,8 @@ from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..frozen import frozen
 from ..parallel.placements import Collective
 from .device import Device
+from .kernels import STATE_BITS, Kernel, RankPass, RankWork
 from .records import Stack
-from .work import STATE_BITS, Kernel, RankPass, RankWork
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -54,9 +54,6 @@ LOSS_BACKWARD = 0.7
 
 RING_EXPOSED = 0.3
 """Share of a context-parallel exchange that attention does not hide."""
-
-TOP_K_SENT = 8
-"""Experts per token by which copies of one token to one domain are counted."""
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
@@ -206,8 +203,8 @@ class PassTime:
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
-        for layer, message in work.messages:
-            times, seconds, wait = message.times, self._message_seconds(message), self._exchange_wait(message)
+        for layer, message, copies in work.messages:
+            times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
             lines.append(
                 Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
             )
@@ -323,7 +320,7 @@ class PassTime:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
             yield False, compute, device.cache_seconds(cache) * idle_factor
             return
         if self.stack.attention == "scores":
@@ -344,8 +341,18 @@ class PassTime:
             forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, efficiency)
+            flops = kernel.padding * flops_of_passes[backward]
+            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
+
+    def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
+        dtype = "bf16" if self.trains else self._inference_format(kernel)
+        rate = self.rate(dtype) / self._depth_factor(dtype, kernel.k)
+        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        for backward in (False, True):
+            memory = self.device.memory_seconds(2.0 * kernel.moved[backward] + (0.0 if backward else cache))
+            yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
@@ -386,7 +393,11 @@ class PassTime:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(self, message: Collective) -> Number:
+    def _message_seconds(self, message: Collective, token_copies: Number = 1) -> Number:
+        """Estimates the seconds of a message.
+
+        token_copies: rows of each token in an exchange of experts' tokens.
+        """
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
@@ -396,7 +407,7 @@ class PassTime:
             return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
-            copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
+            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies), 1.0)
             return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
@@ -405,7 +416,7 @@ class PassTime:
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
-def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
+def _copies_per_domain(domains: Number, top_k: Number) -> Number:
     """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 

@@ -132,6 +132,7 @@ class Stack(Record):
     bucket_per_rank: float = 0.0
     reduces_all: bool = False
     gradient_bytes: float = 4.0
+    sends_gradient_buffers: bool = False
     optimizer_bytes: float = 30.0
     logit_bytes: float = 6.0
     product: Share = 1.0
@@ -146,6 +147,7 @@ class Stack(Record):
     gathers_casts: bool = False
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
+    sparse_heads: int = Field(0, ge=0)
     launch: float = 1.0
     kernel_gap: float = 0.0
     kernels: dict[str, tuple[float, float]] = {}

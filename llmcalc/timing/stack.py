@@ -51,6 +51,16 @@ def with_attention(stack: Stack, implementation: str | None) -> Stack:
     return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
 
 
+def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
+    """Returns a software stack that sends gradients in the format of their buffers, if it sends these.
+
+    buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
+    """
+    if buffer_bytes is None or not stack.sends_gradient_buffers:
+        return stack
+    return stack.model_copy(update={"gradient_bytes": buffer_bytes})
+
+
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
     """Returns a software stack that hides the stated fractions of each group's messages; unchanged for None.
 

@@ -21,9 +21,10 @@ from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_nodes
 from .device import Device
+from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, share
 from .price import Formats, Priced, price
 from .records import Stack
-from .work import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_work, share
+from .work import rank_work
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""

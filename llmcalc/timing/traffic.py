@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..frozen import frozen
+from .kernels import Kernel, RankWork
 from .price import PassTime
-from .work import Kernel, RankWork
 
 
 @frozen

@@ -12,34 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
-from ..algebra import Number, exact_div, is_zero, minimum
+from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_of
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.tree import Node
 from ..flow.value import Value
-from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
-from ..parallel.layout import ContextExchange, Layout
+from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
 from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
-from ..workload.counting import Counting, Pairs
-from ..workload.execution import AttentionImplementation, Execution
-from ..workload.rows import LOGITS, ONCE, TOKENS, Routed
+from ..workload.derived_rows import QueryKeyPairs
+from ..workload.rows import LOGITS, ONCE, Routed
 from ..workload.run_config import RunConfig
-from ..workload.workload import Phase, Workload
-
-KernelKind: TypeAlias = Literal[
-    "product", "experts", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state", "loss"
-]
-"""What a kernel does; `scan` is any other operation with FLOPs, whose cost only its op knows, and `adapter` the
-element-wise work around an adapter's products.
-"""
-
-BEFORE, AFTER = -1, -2
-"""The layer index of what runs before the first layer, and after the last one."""
+from .kernels import AFTER, BEFORE, STATE_BITS, Kernel, KernelKind, LayerKind, LayerMessage, RankPass, RankWork, share
 
 NO_KERNEL = frozenset(
     {
@@ -64,198 +52,11 @@ READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 ROW_COPIES = 3
 """Times that a permutation of routed rows moves each row: it reads the indices' rows, writes them, and sorts."""
 
-STATE_BITS = 16
-"""Bits per element of a recurrent state without a number format of its own."""
+SCORE_ELEMENTS = 4
+"""Elements of 16 bits that a score in float32 is, which a product of queries and keys writes and a selection reads."""
 
 MEASURED_RANKS = 2
 """Ranks of an expert or sequence group in the walk; messages of other group sizes follow from theirs."""
-
-
-@dataclass(slots=True)
-class Kernel:
-    """A kernel, or a product that runs together with another kernel.
-
-    path: the path of its node in the model.
-    kind: what it does.
-    layer: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
-    times: how often it runs in one such layer.
-    verb: the recorder's verb of its first step.
-    m, n, k: rows, outputs and inputs of a product. Of attention, m is the queries of a sequence, n the keys, k the
-        width of a value.
-    weight_elements: elements of the weight; of experts, of a single expert.
-    flops: FLOPs of its matrix products in the forward and in the backward pass.
-    moved: elements of activations that the forward and the backward pass read and write.
-    cache_elements: elements of the cache that it reads.
-    heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
-    experts: number of experts of this rank.
-    chance: the chance that a token selects a certain expert.
-    routed_tokens: tokens that select among these experts.
-    launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
-    frozen: whether its weight has no gradient.
-    in_16_bits: whether it stays in 16 bits in a run of narrower formats.
-    """
-
-    path: str
-    kind: KernelKind
-    layer: int
-    times: Number
-    verb: str = ""
-    m: Number = 0
-    n: Number = 0
-    k: Number = 0
-    weight_elements: Number = 0
-    flops: tuple[Number, Number] = (0, 0)
-    moved: tuple[Number, Number] = (0, 0)
-    cache_elements: Number = 0
-    heads: Number = 1
-    kv_heads: Number = 1
-    dim: Number = 128
-    keys: Number = 0
-    experts: Number = 1
-    chance: float = 1.0
-    routed_tokens: Number = 1
-    launches: tuple[int, int] = (1, 2)
-    in_16_bits: bool = False
-    frozen: bool = False
-
-
-class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
-
-    rank: int
-    targets: frozenset[str]
-
-
-class LayerMessage(NamedTuple):
-    """A collective or point-to-point message of one layer. layer: as in `Kernel`. collective: the message."""
-
-    layer: int
-    collective: Collective
-
-
-class LayerKind(NamedTuple):
-    """Equal layers of the model. label: their node's label. indices: their indices among all layers."""
-
-    label: str
-    indices: tuple[int, ...]
-
-
-@frozen
-class RankPass:
-    """One pass of one rank: the run's sizes and the layout's groups.
-
-    batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
-    phase: training, prefill or decode.
-    tp, etp: ranks that divide heads and widths, and ranks that divide one expert (default tp).
-    ep, cp: ranks that divide the experts, and each sequence.
-    cp_comm: exchange of keys and values between the ranks of a sequence.
-    sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
-    fused: whether neighbouring element-wise steps are one kernel.
-    regathers: whether products gather their input tokens again in the backward pass.
-    reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
-    gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
-        1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
-    moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
-    attention: implementation of attention, which decides the FLOPs of its backward pass.
-    pairs: convention of the query-key pairs that FLOPs count.
-    include: optional parts of the model that run.
-    adapters: what is trained in place of the weights; None (default) for the weights.
-    """
-
-    batch: Number = 1
-    seq: Number = 4096
-    context: Number = 0
-    phase: Phase = "training"
-    tp: int = 1
-    etp: int | None = None
-    ep: Number = 1
-    cp: Number = 1
-    cp_comm: ContextExchange = "p2p"
-    sequence_parallel: bool = False
-    fused: bool = True
-    regathers: bool = True
-    reduces_late: bool = False
-    gathered_ranks: int = 0
-    moves_all_rows: bool = False
-    attention: AttentionImplementation = "flash"
-    pairs: Pairs = "causal"
-    include: frozenset[str] = frozenset()
-    adapters: Adapters | None = None
-
-    @property
-    def expert_tp(self) -> int:
-        """The number of ranks that divide each expert."""
-        return self.tp if self.etp is None else self.etp
-
-    @property
-    def divides_tokens(self) -> bool:
-        """Whether tensor-parallel ranks divide the tokens between products."""
-        return self.sequence_parallel and self.tp > 1
-
-    def run_config(self, sequence_parts: Number = 1) -> RunConfig:
-        """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
-        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
-        return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
-
-
-@dataclass
-class RankWork:
-    """The work of one pass on a rank that has all layers.
-
-    rank_pass: the pass.
-    kernels, messages: in the order in which the pass runs them.
-    layer_kinds: the kinds of layers.
-    params: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks together.
-    cache: layer → elements that one such layer caches.
-    adapters: layer → parameters of the low-rank adapters of one such layer.
-    """
-
-    rank_pass: RankPass
-    kernels: list[Kernel] = field(default_factory=list)
-    messages: list[LayerMessage] = field(default_factory=list)
-    layer_kinds: list[LayerKind] = field(default_factory=list)
-    params: dict[tuple[int, bool], Number] = field(default_factory=dict)
-    cache: dict[int, Number] = field(default_factory=dict)
-    adapters: dict[int, Number] = field(default_factory=dict)
-
-    def count(self, layer: int) -> int:
-        """Returns the number of layers of a kind; 1 for work before or after all layers."""
-        return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
-
-    @property
-    def tokens(self) -> Number:
-        """The number of tokens in the rank's part of each sequence, over all sequences."""
-        return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
-
-    @property
-    def forward_flops(self) -> Number:
-        """FLOPs of the forward pass through all layers."""
-        return sum(kernel.flops[0] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
-
-    @property
-    def backward_flops(self) -> Number:
-        """FLOPs of the backward pass through all layers."""
-        return sum(kernel.flops[1] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
-
-    @property
-    def parameters(self) -> Number:
-        """The number of parameters on a rank that has all layers."""
-        return sum(
-            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
-            for (layer, is_routed), parameter_count in self.params.items()
-        )
-
-    @property
-    def cache_elements(self) -> Number:
-        """The number of elements that all layers cache."""
-        return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
-
-
-def share(amount: Number, ranks: Number) -> Number:
-    """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
-    if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
-        return amount // ranks
-    return amount / ranks
 
 
 @dataclass
@@ -321,6 +122,8 @@ class WorkRecorder(Placements):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
+            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
+                form = "absorbed"
             default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
             if (
                 chosen_items.gives is not None
@@ -391,11 +194,15 @@ class WorkRecorder(Placements):
             return
         lowering = getattr(self, f"_lower_{step.verb}", None)
         if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
-            if step.outs and not step.outs[0].fixed:  # masks and angles are computed once per pass, or inside kernels
-                self._add_to_group(step)
+            if step.outs and not step.outs[0].fixed and not self._is_inside_attention(step):
+                self._add_to_group(step)  # masks and angles are computed once per pass, or inside kernels
             return
         self._record_group()
         (lowering or self._add_operation)(step)
+
+    def _is_inside_attention(self, step: Step) -> bool:
+        """Whether a step's values of queries and keys stay inside of a fused kernel."""
+        return self.rank_pass.fused and any(isinstance(value.rows, QueryKeyPairs) for value in (*step.ins, *step.outs))
 
     def _is_partial(self, value: Value) -> bool:
         return self.placement(value) == "partial"
@@ -409,7 +216,7 @@ class WorkRecorder(Placements):
         if "cache_bits" in step.op.effects:
             elements = step.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
-            self.cache_reads[step.name] = elements
+            self.cache_reads[step.name] = self.cache_reads[self.where] = elements
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         key = self.layer, experts
@@ -436,7 +243,8 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
+        copies = value.rows.top_k if isinstance(value.rows, Routed) else 1
+        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), copies))
 
     @property
     def _gathers_tokens(self) -> bool:
@@ -562,6 +370,25 @@ class WorkRecorder(Placements):
             "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=frozen
         )
 
+    def _lower_per_group(self, step: Step) -> None:
+        """Adds the products of equal groups of the input's width, or of its blocks, which one kernel computes."""
+        x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
+        assert op is not None
+        rows, flops = self._rows_on_rank(x), share(op.forward_flops(self.full_run), ranks)
+        weight_elements = exact_div(flops, 2 * rows)
+        self._add_kernel(
+            "product",
+            step.verb,
+            m=rows,
+            n=y.width,
+            k=exact_div(weight_elements, y.width),
+            weight_elements=weight_elements,
+            flops=(flops, share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
+            frozen=self.rank_pass.adapters is not None,
+        )
+
+    _lower_blocks = _lower_per_group
+
     def _lower_experts(self, step: Step) -> None:
         x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
         experts, ep = step.options["experts"].size, self.rank_pass.ep
@@ -585,22 +412,57 @@ class WorkRecorder(Placements):
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        limit = op.window if op.window is not None else op.chunk
         keys = run.available(op.rows if op.keys is None else op.keys)
+        limits = [
+            limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
+        ]
         cache_name = step.options.get("cache") or ""
-        reads_cache = run.phase == "decode" or not is_zero(run.workload.context)
+        module = self.where.rpartition(".")[0]
+        cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
+        if run.phase == "decode" and op.chooses:  # of the whole cache, the selected keys
+            cache_elements = run.batch * exact_div(cache_elements, run.batch * keys) * op.pairs(run)
         self._add_kernel(
             "attention",
             "attention",
             flops=(share(op.forward_flops(run), ranks), share(op.backward_flops(run), ranks)),
-            cache_elements=self.cache_reads.get(cache_name, 0) if reads_cache else 0,
+            cache_elements=cache_elements if self._reads_cache else 0,
             m=share(run.rows(op.rows), ranks),
             n=keys,
             k=op.v_dim,
             heads=op.heads,
             kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
-            keys=keys if limit is None else minimum(keys, limit),
+            keys=minimum(keys, limits[0]) if limits else keys,
+            padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
+        )
+
+    @property
+    def _reads_cache(self) -> bool:
+        run = self.full_run
+        return run.phase == "decode" or not is_zero(run.workload.context)
+
+    def _lower_scores(self, step: Step) -> None:
+        """Adds a product of queries and keys: of attention with a softmax of its own, or by which keys are selected."""
+        op, ranks, run = step.op, self.rank_pass.cp, self.full_run
+        assert isinstance(op, AttentionCore)
+        pairs = run.batch * op.pairs(run)
+        backward = op.backward_flops(run) if self.has_gradient else 0
+        attends = self.rank_pass.fused and op.v_dim == op.qk_dim
+        moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
+        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available(op.rows)
+        self._add_kernel(
+            "attention" if attends else "scores",
+            "scores",
+            flops=(share(op.forward_flops(run), ranks), share(backward, ranks)),
+            moved=(0, 0) if attends else (moved_elements, 2 * moved_elements),
+            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
+            m=share(run.rows(op.rows), ranks),
+            n=keys,
+            k=op.qk_dim,
+            heads=op.heads,
+            dim=op.qk_dim,
+            keys=keys if op.window is None else minimum(keys, op.window),
         )
 
     def _lower_table(self, step: Step) -> None:
@@ -698,6 +560,11 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         rank_pass=rank_pass,
     )
     return recorder.record(shared_rank_program(spec, program_layout))
+
+
+def _selects(branch: Scope) -> bool:
+    """Whether attention of a branch reads the keys that an indexer selects."""
+    return any(isinstance(item, Step) and getattr(item.op, "selected", None) is not None for item in branch.items)
 
 
 def _with_measured_group(ranks: Number) -> int:

@@ -40,6 +40,9 @@ def use_kernels(
         fuse_norms(module)
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
+    if choices.logits_to_keep is not None:
+        first = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -264,6 +267,40 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
     return loss
 
 
+def log_probability_loss(logits: Any, labels: Any) -> Any:
+    """Returns the mean log-probability of labels, with entropies beside it (TRL, `GRPOTrainer._compute_loss`)."""
+    last_tokens = logits.shape[1] - 1
+    view = logits[:, :-1, :]
+    view = view[:, -last_tokens:, :]
+    view.div_(0.9)
+    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1))
+    with torch.no_grad():
+        _entropies = entropies_of(view)
+    return log_probabilities.flatten().mean()
+
+
+def log_probabilities_of(logits: Any, index: Any) -> Any:
+    """Returns the log-probabilities of labels, sequence by sequence (TRL, `selective_log_softmax`)."""
+    if logits.dtype is torch.float32:
+        of_labels = torch.gather(logits, dim=-1, index=index)
+        log_sums = torch.stack([torch.logsumexp(rows, dim=-1) for rows in logits])
+        return (of_labels - log_sums.unsqueeze(-1)).squeeze(-1)
+    of_sequences = []
+    for rows, row_labels in zip(logits, index, strict=True):
+        of_rows = F.log_softmax(rows, dim=-1)
+        of_sequences.append(of_rows.gather(dim=-1, index=row_labels))
+    return torch.stack(of_sequences).squeeze(-1)
+
+
+def entropies_of(logits: Any) -> Any:
+    """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
+    entropies = []
+    for rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
+        of_rows = F.log_softmax(rows, dim=-1)
+        entropies.append(-(torch.exp(of_rows) * of_rows).sum(-1))
+    return torch.cat(entropies, dim=0)
+
+
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
     chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
@@ -279,6 +316,9 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
+    if choices.cross_entropy == "selective":
+        wide = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or wide), labels)
     if choices.cross_entropy.startswith("flash"):
         rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from .workload import Workload
 LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
-CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked", "split", "flash", "flash-in-place"]
+CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked", "split", "flash", "flash-in-place", "selective"]
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]
 """How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
 kernel for all operations; `loop`, tensor after tensor.

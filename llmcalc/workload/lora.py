@@ -14,8 +14,17 @@ Base: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
 are quantised themselves (`nf4-dq`), or in 8 bits (`int8`, LLM.int8: Dettmers et al. 2022, arXiv:2208.07339).
 """
 
-Library: TypeAlias = Literal["peft", "torchtune", "litgpt"]
-"""Whose adapters run. All train the same matrices; they differ in what is cast, copied and kept."""
+Library: TypeAlias = Literal["peft", "torchtune", "litgpt", "mcore-bridge", "megatron-bridge"]
+"""Whose adapters run. All train the same matrices; they differ in what is cast, copied, kept and shared."""
+
+PARALLEL_LIBRARIES = frozenset({"mcore-bridge", "megatron-bridge"})
+"""Libraries whose adapters stand beside the linear layers of Megatron-Core: mcore-bridge is ms-swift's."""
+
+JOINED_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "a_proj", "b_proj", "g_proj"})
+"""Neighbours of these names in a module are one linear layer of Megatron-Core, which has one adapter."""
+
+WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})
+"""Products of Megatron-Core that are no linear layers of a module."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 """The projections that one product may compute together."""

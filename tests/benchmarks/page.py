@@ -91,7 +91,7 @@ def main() -> None:
         browser.close()
     server.shutdown()
     server.server_close()
-    files = [DIST / name for name in asked if (DIST / name).is_file() and name != "later.zip"]
+    files = [DIST / name for name in asked if (DIST / name).is_file() and name != "later.pack"]
     transfer = sum(min(one.stat().st_size, len(gzip.compress(one.read_bytes()))) for one in files)
     whole = sum(one.stat().st_size for one in DIST.rglob("*") if one.is_file())
     print(f"page: in headless Chromium (median of {RUNS} visits)")

@@ -30,6 +30,7 @@ OTHERWISE = {
     "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
+    "workload/lora.py": "a library of adapters that is called after Megatron",
 }
 """File → why it has the name of a framework."""
 

@@ -16,6 +16,7 @@ from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
 from llmcalc.plots.labels import PLACES, RINGS, place_names, spread_labels, tick_text
 from llmcalc.plots.params import params
+from llmcalc.plots.pictures import aspect_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
@@ -199,6 +200,37 @@ def test_names_with_a_line_stand_in_a_crowd() -> None:
     for text in texts:
         box = text.get_window_extent()
         assert not [point for point in points if box.contains(*ax.transData.transform(point))]
+
+
+def test_no_name_touches_a_large_point() -> None:
+    """A name stood on the point beside it, and on the edge of its own, in the picture of a roofline."""
+    figure = new_figure(6, 4)
+    ax = figure.subplots()
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    figure.draw_without_rendering()
+    points, radii = [(0.3, 0.5), (0.5, 0.5)], [4.0, 20.0]
+    texts = place_names(ax, points, ["a kernel with a long name", "core"], radius=radii)
+    assert len(texts) == 2
+    for text in texts:
+        box = text.get_window_extent()
+        for point, radius in zip(points, radii, strict=True):
+            (x, y), pixels = ax.transData.transform(point), radius * figure.dpi / 72
+            assert max(box.x0 - x, x - box.x1, box.y0 - y, y - box.y1) >= pixels - 1
+
+
+def test_names_stay_inside_the_frame_at_every_resolution() -> None:
+    """A name began left of the axis in the PNG of all presets: another resolution writes it wider."""
+    figure = aspect_picture()
+    for dpi in (100, 160, 300):
+        figure.set_dpi(dpi)
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            frame = ax.get_window_extent()
+            for text in ax.texts:
+                box = text.get_window_extent()
+                assert frame.x0 <= box.x0, text.get_text()
+                assert box.x1 <= frame.x1, text.get_text()
 
 
 def test_no_name_covers_another_one_or_a_point() -> None:

@@ -54,6 +54,22 @@ def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
     assert 2 < before_the_notes(result.out) <= MOST_LINES
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("llama3.3-70b", "--hardware", "h100", "--concurrency", "64", "--tpot", "30ms", "--price", "2.5"),
+        ("qwen3-30b-a3b", "--hardware", "h200"),
+        ("llama3-8b", "--hardware", "4090"),
+    ],
+)
+def test_a_screen_of_servers_has_at_most_24_lines_with_its_notes(options: tuple[str, ...], run: Any) -> None:
+    lines = run("serve", *options, "--input", "4k", "--output", "1k").out.splitlines()
+    assert len(lines) <= MOST_LINES
+    assert sum(line.lstrip().startswith(("tp", "pp", "dp", "2 ×", "4 ×")) for line in lines) >= 3
+    assert any(line.startswith("Load of") for line in lines)
+    assert "more rows" in lines[-1]
+
+
 def test_the_goldens_have_at_most_24_lines() -> None:
     """They are what the commands print: `fit` and `plan`, on one device and on several, among them."""
     lengths = {

@@ -83,6 +83,19 @@ def test_losses_of_logits_hold_what_torch_holds(loss: Any, divides: bool) -> Non
     assert held == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
+@compares(lambda logits, kept, batch: of_run(wide_vocabulary(), Choices(cross_entropy="selective")))
+@pytest.mark.parametrize("logits", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kept", [None, 100])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_log_probabilities_hold_what_torch_holds(logits: Any, kept: int | None, batch: int) -> None:
+    choices = Choices(cross_entropy="selective", logits_dtype=logits, logits_to_keep=kept)
+    run: dict[str, Any] = {"batch": batch, "seq": 192, "choices": choices}
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(wide_vocabulary(), log=ours, **run)
+    assert held == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+
+
 def test_a_loss_in_chunks_never_has_all_logits() -> None:
     """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
     whole, over, chunked = (

@@ -94,8 +94,19 @@ def test_what_the_class_does_not_run_is_refused(fields: dict[str, Any], message:
         spec_of({"architectures": ["DeepseekV41ForCausalLM"], **SMALL, **fields})
 
 
-@pytest.mark.parametrize("question", ["memory", "engine"])
-def test_memory_is_refused_by_name(question: str) -> None:
-    options: dict[str, Any] = {"engine": "vllm", "hardware": "h200"} if question == "engine" else {"phase": "decode"}
-    with pytest.raises(InputError, match=r"'delayed_weights' is not modelled|entries that layers share"):
-        _ = llmcalc.memory(PRESET, **options).device.device_bytes
+def test_engines_refuse_its_memory() -> None:
+    with pytest.raises(InputError, match="entries that layers share"):
+        _ = llmcalc.memory(PRESET, engine="vllm", hardware="h200").device.device_bytes
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_passes_hold_the_weights_and_the_cache(phase: str) -> None:
+    """The parts are compared with torch in simulator/test_eager.py and simulator/test_inference.py."""
+    device = llmcalc.memory(PRESET, phase=phase, seq=8192).device
+    kept = device.by_kind["weights"] + llmcalc.kv(PRESET, seq=8192).bytes
+    assert 690e9 < kept < device.peak_bytes < 1.01 * kept
+
+
+def test_layers_that_read_what_lower_ones_kept_are_not_recomputed() -> None:
+    with pytest.raises(InputError, match="reads what a layer below has kept"):
+        _ = llmcalc.memory(PRESET, phase="training", recompute="full", seq=64).device.device_bytes

@@ -225,6 +225,7 @@ EAGLE: dict[str, Any] = {
     ("fields", "sign"),
     [
         ({"architectures": ["LlamaForCausalLMMedusa"], "draft_vocab_size": None}, "LlamaForCausalLMMedusa is a draft"),
+        ({"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, "QwenDFlareDraftModel is a draft"),
         ({"architectures": [], "draft_vocab_size": None, "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of"),
         ({"architectures": ["MTPDraftModel"], "draft_vocab_size": None}, "MTPDraftModel is a draft model"),
     ],

@@ -427,11 +427,12 @@ def test_a_plan_without_a_framework_is_under_one_that_trains_the_model(run: Any,
     [
         (
             ["bert-base", *MEGATRON],
-            "--framework megatron: encoder models are read from launch files; expected --launch",
+            "--framework megatron: Megatron's encoder models are counted only from a launch file; expected --launch",
         ),
         (
             ["t5-small", *MEGATRON],
-            "--framework megatron: encoder-decoder models are read from launch files; expected --launch",
+            "--framework megatron: Megatron's encoder-decoder models are counted only from a launch file; "
+            "expected --launch",
         ),
         (
             [SMALL, "--optimizer", "sgd", *MEGATRON],

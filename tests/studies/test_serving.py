@@ -227,6 +227,12 @@ def test_refused_ways_to_divide_replicas(run: Any, words: tuple[str, ...], messa
     assert message in refusal(run, *MODEL, *words)
 
 
+def test_an_encoder_serves_no_tokens() -> None:
+    """The error names no option that nobody typed: it was `--phase decode`."""
+    with pytest.raises(InputError, match="an encoder-only model generates no tokens to serve; expected a decoder"):
+        llmcalc.serve("bert-base", "h100", 512, 16)
+
+
 def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
     """Groups of 128 weights divide Qwen3 4B's 9,728 columns over up to 4 ranks; over 8, no rank has whole groups."""
     servers = llmcalc.serve("qwen3-4b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128").result

@@ -21,12 +21,13 @@ def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL, and
-    # Arctic, Kimi K3 and DeepSeek-V4.1, whose classes are code of their repositories
+    # Arctic, Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of their repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
         "Touvron et al. 2021",
         "Snowflake Arctic 2024",
         "DeepSeek-V4.1 2026",
+        "K2 Horizon 2026",
         "Kimi Team 2026 (arXiv:2607.24653)",
     }
 

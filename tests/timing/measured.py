@@ -23,6 +23,7 @@ from llmcalc import api
 from llmcalc.accelerator import Hardware
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.engine import Engine, EngineVersion
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -33,12 +34,13 @@ from llmcalc.timing.batching import Replica, Requests, ServedLoad
 from llmcalc.timing.calibration import UNCHANGED, Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
-from llmcalc.timing.work import Adapters, RankPass, rank_work
+from llmcalc.timing.work import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -46,6 +48,7 @@ STACKS = {
     "megatron-bridge": "megatron",
     "megatron-bridge-graphs": "megatron-graphs",
     "nemo": "megatron",
+    "nemo-perf": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
@@ -56,6 +59,7 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
+    "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
     "halo": "fsdp2-liger",
     "paddlenlp": "paddle",
@@ -73,6 +77,11 @@ STACKS = {
 ONE_CONNECTION = {"halo", "trl"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
 one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
+
+GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
+"""Software of rows whose recipes reduce gradients in 16 bits (`grad_reduce_in_fp32 = False` in Megatron-Bridge's and
+NeMo's recipes for performance), where Megatron-Core's default is 32.
 """
 
 CHECKED = {"nanotron"}
@@ -103,6 +112,9 @@ NODES = {"v100-32gb": 4, "v100-16gb": 4}
 
 ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 """Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
+
+ALL_ADAPTED = ADAPTED | {"gate_proj", "up_proj", "down_proj"}
+"""Those of rows that adapt every linear layer but the head."""
 
 STEP_TOKENS = 8192
 """Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
@@ -196,7 +208,8 @@ def _stack(software: str, tokens: int = 0) -> Stack:
         name = "vllm-2024"
     elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
         name = "vllm-eager"
-    return with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
 def _before(version: str, release: tuple[int, int]) -> bool:
@@ -309,7 +322,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
-        adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
+        adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,
         recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
     )
     return float(prices.step(plan).seconds)
@@ -365,19 +378,30 @@ def _load(concurrency: int, *key: Any) -> ServedLoad:
     return _replica(*key).load(concurrency)
 
 
-def full_server(row: Row) -> tuple[Replica, int]:
-    """The server of a row of `trtllm-bench throughput`, and the requests that it holds, by its engine's own rule.
+ENGINES = {"trtllm": "tensorrt-llm"}
+"""Software of the rows → engine of llmcalc; others have its name."""
 
-    Raises `NotAsked` for a server whose engine llmcalc does not have, or whose model does not fit.
+CHECKPOINTS = {"bf16": {}, "fp8": {"quantize": "fp8-dynamic"}}
+"""Number format of a published checkpoint → flags that stand for it where the preset has another one."""
+
+
+def full_server(row: Row) -> tuple[Replica, int]:
+    """The server of a row whose requests arrive at once, and the requests that it holds, by its engine's own rule.
+
+    Rows with a checkpoint were served with the engine's defaults, others are of `trtllm-bench throughput`.
+    Raises `NotAsked` for rows without a number of requests, and for servers that cannot hold one.
     """
-    name = {"trtllm": "tensorrt-llm"}.get(row["stack"].partition("==")[0], "")
-    if not name:
+    if not row["requests"]:
         raise NotAsked("throughput of which pages do not say whether prompts count")
-    record, version = engine_and_version(name)
+    software, _, number = row["stack"].partition("==")
+    engine = ENGINES.get(software, software)
+    record, version = engine_and_version(f"{engine}=={number}" if row["checkpoint"] else engine)
     preset = preset_of(row["model"])
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None
     flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
+    if row["checkpoint"]:
+        return _default_server(row, record, version, flags)
     flags[record.instead["--seq"].lstrip("-")] = length
     if preset.checkpoint is None and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
@@ -390,6 +414,24 @@ def full_server(row: Row) -> tuple[Replica, int]:
         raise NotAsked("throughput of servers whose cache holds no request")
     graphs = tuple(size for size in BENCH_GRAPHS if size <= int(flags["max_batch_size"]))
     return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), held
+
+
+def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dict[str, Any]) -> tuple[Replica, int]:
+    """The server of an engine's defaults, with the flags that a row states."""
+    preset = preset_of(row["model"])
+    if preset.checkpoint is None:
+        flags |= CHECKPOINTS[row["checkpoint"]]
+    if row["model_len"]:
+        flags[record.instead["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
+    if row["step_tokens"]:
+        flags[record.step_tokens] = row.whole("step_tokens")
+    memory = record.memory_on(preset, row.hardware, version, flags)
+    length = row.whole("input") + row.whole("output")
+    at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
+    held = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
+    if held < 1:
+        raise NotAsked("throughput of servers whose cache holds no request")
+    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), held
 
 
 def bench_settings(row: Row) -> dict[str, int]:

@@ -17,11 +17,12 @@ from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardwar
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.price import Formats, price
 from llmcalc.timing.records import generations, stacks
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
-from llmcalc.timing.work import Adapters, LayerKind, RankPass, rank_work
+from llmcalc.timing.work import rank_work
 from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")

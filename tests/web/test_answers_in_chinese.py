@@ -123,6 +123,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("gpt-oss-20b", {"quantize": "awq-int4-g128"}),
     ("lfm2-24b-a2b", {"engine": "tensorrt-llm"}),
     ("mamba2-2.7b", {}),
+    ("bert-base", {}),
+    ("deepseek-v4.1-flash", {}),
     ("whisper-large-v2", {"engine": "sglang"}),
     ("qwen3-0.6b", {"hardware": "tpu-v5e"}),
     ("qwen3-0.6b", {"hardware": "mi300x", "engine": "tensorrt-llm"}),
@@ -143,6 +145,11 @@ def test_refused_servers_and_runs_are_in_chinese() -> None:
         sentences |= ask("cost", model=model, options={"hardware": "h100-sxm", "devices": 1, "tokens": "1T"})[1]
     lora = {"seq": 512, "lora_rank": 16, "base": "nf4", "recompute": "full"}
     sentences |= ask("training", model="deepseek-v3.2", settings={**lora, "lora_targets": "v_proj"})[1]
+    sentences |= ask("memory", model="deepseek-v4.1-flash", ctx=8192, batch=1, weights="bf16", kv="bf16")[1]
+    sentences |= ask("shape", model="deepseek-v4.1-flash", ctx=8192, kv="bf16")[1]
+    for model in ("bert-base", "t5-11b"):
+        layout = {"framework": "megatron", "tp": 2, "dp": 8}
+        sentences |= ask("cluster", model=model, settings={"seq": 512}, layout=layout)[1]
     assert len(sentences) > len(REFUSED)
     assert left(sentences) == {}
 

@@ -132,7 +132,7 @@ def whether_qlora_fits_on_a_card_of_24_gb(page: Any) -> None:
 
 def how_to_divide_it_over_accelerators(page: Any) -> None:
     seen(page, "cluster")
-    page.get_by_label("devices", exact=True).last.fill("16")
+    page.get_by_label("Devices", exact=True).last.fill("16")
     page.click("#cluster button:has-text('Find layouts that fit')")
     page.wait_for_selector("#cluster .plan tbody tr", timeout=4 * PATIENCE)
     page.locator("#cluster .plan tbody button").first.click()

@@ -190,7 +190,7 @@ def test_nothing_is_fetched_before_it_is_seen(visit: Open) -> None:
     page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
     page.reload()
     settled(page)
-    late = {"training.js", "cluster.js", "training_settings.css", "cluster.zip"}
+    late = {"training.js", "cluster.js", "training_settings.css", "cluster.pack"}
     assert late.isdisjoint(fetched)
     assert len(page.workers) == 1
     seen(page, "cluster")

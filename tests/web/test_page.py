@@ -48,7 +48,7 @@ def test_a_first_visit_transfers_at_most_10_megabytes(visit: Open, address: str)
         address,
         *(
             f"{address}{name}"
-            for name in ("app.zip", *(f"pyodide/{file}" for file in module(WEB / "build.py").RUNTIME))
+            for name in ("app.pack", *(f"pyodide/{file}" for file in module(WEB / "build.py").RUNTIME))
         ),
     ]
     contents = [urlopen(url).read() for url in {url for url in urls if url.startswith(address)}]

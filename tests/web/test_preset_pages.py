@@ -50,6 +50,20 @@ def pages() -> Any:
     return made, of
 
 
+def test_a_preset_whose_memory_is_not_modelled_has_a_page(pages: Any) -> None:
+    """The build of all pages ended with a traceback at the first such preset."""
+    made, _ = pages
+    answers = module(WEB / "answers.py")
+    first = answers.of_preset("deepseek-v4.1-flash")["first"]
+    page = made.PresetPage(load("deepseek-v4.1-flash"), first, answers.DEFAULTS, True)
+    with pytest.raises(llmcalc.errors.InputError) as refused:
+        llmcalc.memory("deepseek-v4.1-flash", seq=answers.DEFAULTS["ctx"])
+    assert first["memory"] == {"error": str(refused.value)}
+    assert "Memory" not in page.figures()
+    assert "llmcalc memory" not in page.html(URLS)
+    assert page.figures()["Parameters"][0] == f"{llmcalc.params('deepseek-v4.1-flash').total:,}"
+
+
 def test_a_page_says_what_the_command_line_says(pages: Any) -> None:
     _, of = pages
     for name, page in of.items():

@@ -81,8 +81,8 @@ def test_servers_and_their_load(visit: Open, run: Run) -> None:
     on_front = {point["server"] for point in found["front"]}
     assert front.locator(".line").count() == min(len(on_front), 6)
     assert f"{chosen['concurrency']} users" in page.locator("#serve .readout").first.inner_text()
-    page.get_by_label("most ms a token").fill("1")
-    page.get_by_label("most ms a token").press("Enter")
+    page.get_by_label("Most ms per token").fill("1")
+    page.get_by_label("Most ms per token").press("Enter")
     until(page, "window.llmcalc.serve.chosen === null")
     assert page.inner_text("#serve .said").startswith("No server keeps the limit")
     assert "s.tpot=1" in page.url

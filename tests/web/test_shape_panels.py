@@ -93,7 +93,7 @@ def test_the_shapes_are_drawn_and_stand_in_a_table(visit: Open) -> None:
     assert page.locator("#shape .mark").count() == 2 * number
     assert page.locator("#shape path.line").count() == 2
     assert "DeepSeek-V3 has no study: attention of type 'mla'" in page.inner_text("#shape")
-    assert page.inner_text("#shape .asked") == "$ llmcalc shape llama3-8b --seq 8192 --kv-dtype bf16"
+    assert page.inner_text("#shape .command code") == "llmcalc shape llama3-8b --seq 8192 --kv-dtype bf16"
     page.focus("#shape summary")
     page.keyboard.press("Enter")
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#shape tbody tr").all()]
@@ -110,7 +110,7 @@ def test_the_shapes_follow_a_setting(visit: Open) -> None:
     seen(page, "shape")
     page.click(".segment button:text-is('fp8') >> nth=1")
     page.locator("#shape").scroll_into_view_if_needed()
-    until(page, "document.querySelector('#shape .asked').textContent.endsWith('--kv-dtype fp8')")
+    until(page, "document.querySelector('#shape .command code').textContent.endsWith('--kv-dtype fp8')")
     shapes = ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"]
     (own,) = (i for i, one in enumerate(shapes) if one["target"])
     chart = page.locator("#shape svg").nth(1)

@@ -213,7 +213,6 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             mask(2),
-            low_softmax(2, 16),
             Difference("torch.max keeps the masked scores", lambda b, t: 2 * (2 * b * 16 * t * t + 4)),
         ),
     ),
@@ -312,7 +311,6 @@ FAMILIES: dict[str, Family] = {
             unsorted(2, 4, 2880),
             scores_of_chosen(2, 128),
             routed("experts' weights in bfloat16", 2, 4, -2),
-            routed("experts' clamped gate step by step", 2, 4, 3 * 2 * 2880),
         ),
     ),
     # convolutions and recurrent layers

@@ -22,7 +22,6 @@ from llmcalc.witnesses.memory import reference_settings
 from tests.gpu_rows import GPUS, rows_of, training_options
 
 OTHER = {
-    "gpt-oss-20b": "its class keeps the product of gate and up projections beside its clamped halves",
     "t5-large": "its class adds a bias inside scaled_dot_product_attention",
 }
 """Preset → why the memory of its class of transformers differs by more than 0.1 % from the reference's."""

@@ -17,6 +17,14 @@ export const h = (name, attributes = {}, ...children) => filled(document.createE
 export const s = (name, attributes = {}, ...children) => filled(document.createElementNS(SVG, name), attributes, children);
 export const $ = (id) => document.getElementById(id);
 
+const LATEST = 300; // ms
+/** Resolves when what was drawn is on the screen; soon also where the page is in the background and nothing is painted.
+    What takes the processors that the picture needs waits for it. */
+export const painted = () => new Promise((resolve) => {
+  requestAnimationFrame(() => setTimeout(resolve));
+  setTimeout(resolve, LATEST);
+});
+
 /** The address of one of the page's own files: the page itself may stand in a folder of a language. */
 export const here = (path) => new URL(path, import.meta.url).href;
 

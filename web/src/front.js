@@ -7,7 +7,7 @@ import { readout } from "./readout.js";
 import { t } from "./words.js";
 
 const COLOURS = 6; // the palette's next one is black, which a dark page hides in a legend
-const HEIGHT = 260, LEFT = 62, BOTTOM = 34, TOP = 12, RIGHT = 18;
+const HEIGHT = 264, LEFT = 62, BOTTOM = 38, TOP = 12, RIGHT = 18;
 
 /** The chart, its legend and its readout. found: the document of `serve`. width: pixels. named: writes a server's layout.
 
@@ -28,7 +28,7 @@ export function front(found, width, named) {
     s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${width - RIGHT}` }),
     s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, integer(y)),
   ]);
-  const axis = ticks(x0, x1, 10, width < 480 ? 4 : 8).map((x) => s("text", { x: X(x), y: HEIGHT - 16, "text-anchor": "middle" }, seconds(x)));
+  const axis = ticks(x0, x1, 10, width < 480 ? 4 : 8).map((x) => s("text", { x: X(x), y: HEIGHT - 20, "text-anchor": "middle" }, seconds(x)));
   const curves = servers.map((server, index) => ({ index, points: points.filter((point) => point.index === index) }));
   const drawn = [...curves.filter(({ index }) => !colour(index)), ...curves.filter(({ index }) => colour(index))].map((curve) =>
     s("path", colour(curve.index) ? { class: "line", stroke: colour(curve.index), d: path(curve.points) } : { class: "rule", d: path(curve.points) }));

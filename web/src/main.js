@@ -1,5 +1,5 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
-import { $, h, here } from "./dom.js";
+import { $, h, here, painted } from "./dom.js";
 import { config } from "./hub.js";
 import { drawAll, lazyPanel } from "./lazy_panel.js";
 import { modelList } from "./model_list.js";
@@ -17,16 +17,17 @@ import { ask, ready, Refused, times } from "./python.js";
 import { saveButtons } from "./save_buttons.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
 import { themeSwitch } from "./theme_switch.js";
-import { t } from "./words.js";
+import { t, translated } from "./words.js";
 
 const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
+const LINK_WAITS = 120; // ms without a change before the link is written
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build
 let defaults = { ctx: 8192, batch: 1, weights: "bf16", kv: "bf16" };
 const fetched = {}; // preset → the promise of its first answer
 let shown = []; // one entry a model: {model, title, answer, memory, error}
-let first = true, running = false, again = false, waiting = null;
+let first = true, running = false, again = false, waiting = null, linking = null;
 
 /** For the tests: times in milliseconds, and whether all that was asked is drawn. */
 window.llmcalc = { times, live: false, settled: false };
@@ -88,6 +89,7 @@ function act(settings) {
 }
 
 async function link() {
+  clearTimeout(linking);
   try {
     history.replaceState(null, "", `#${await hash()}`);
     $("language").hash = location.hash;
@@ -96,6 +98,12 @@ async function link() {
     history.replaceState(null, "", "#");
     return false;
   }
+}
+
+/** Writes the link when a control rests: browsers take their time for it, and refuse many in a row. */
+function linkSoon() {
+  clearTimeout(linking);
+  linking = setTimeout(link, LINK_WAITS);
 }
 
 /** What was made at build of a preset, fetched once; null where it cannot be had now. */
@@ -121,7 +129,7 @@ async function answered(model) {
 }
 
 async function update() {
-  link();
+  linkSoon();
   window.llmcalc.settled = false;
   if (running) {
     again = true;
@@ -134,11 +142,13 @@ async function update() {
     if (first) {
       shown = await Promise.all(models.map(async (model) => {
         const found = await prepared(model);
-        return found ? { model, title: found.answer.params.model.title, answer: found.answer, memory: { memory: found.memory } } : entry(model);
+        return found ? { model, title: found.answer.params.model.title, answer: found.answer, memory: found.memory.error ? { error: translated(found.memory.error) } : { memory: found.memory } } : entry(model);
       }));
       first = false;
       draw();
-      requestAnimationFrame(() => setTimeout(() => { window.llmcalc.first = performance.now(); })); // when it is painted
+      await painted();
+      window.llmcalc.first = performance.now();
+      ready().catch((error) => problem(t("Python does not run here: {0}", error.message)));
     }
     const fresh = await Promise.all(models.map(async (model) => ({ ...entry(model), ...(await answered(model)) })));
     window.llmcalc.live = true;
@@ -267,7 +277,6 @@ async function start() {
   });
   document.head.append(h("link", { rel: "stylesheet", href: here("vendor/katex.min.css") }));
   await presets.catch(() => {});
-  ready.catch((error) => problem(t("Python does not run here: {0}", error.message)));
   await begin();
 }
 

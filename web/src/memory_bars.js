@@ -38,7 +38,8 @@ export function bar(parts, scale, limit) {
 export function fitting(fits, parts, needed) {
   const rows = fits.map((fit) => {
     const left = fit.usable_bytes - needed;
-    const text = left < 0 ? t("{0} short", joined(bytes(-left))) : t(fit.verdict === "tight" ? "{0}, tight" : "{0} free", joined(bytes(left)));
+    const size = joined(bytes(Math.abs(left)));
+    const text = fit.verdict === "tight" ? t("{0}, tight", left < 0 ? `−${size}` : size) : t(left < 0 ? "{0} short" : "{0} free", size);
     return h("li", { class: fit.verdict, title: `${fit.hardware}: ${t("{0} of {1}", percent(needed / fit.usable_bytes), joined(bytes(fit.usable_bytes)))}` },
       h("span", {}, fit.hardware), bar(parts, Math.max(fit.usable_bytes, needed), fit.verdict === "no" ? fit.usable_bytes : undefined), h("span", {}, text));
   });

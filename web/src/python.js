@@ -13,7 +13,7 @@ export class Refused extends Error {
 }
 export class Stopped extends Error {} // somebody did not wait for the answer
 
-/** One Python, which starts at once. measured: what is told the times. */
+/** One Python, which starts with this call. measured: what is told the times. */
 function python(measured = { answers: [] }) {
   const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
   const waiting = new Map();
@@ -51,14 +51,16 @@ function python(measured = { answers: [] }) {
   return { ask, ready, stop };
 }
 
-const first = python(times);
+let first = null, second = null;
 
-export const ready = first.ready;
+/** Starts the first Python, if it has not been asked yet: resolves when it is ready. */
+export const ready = () => (first ??= python(times)).ready;
 
 /** Resolves with the answer of one of bridge.py's calls. Rejects with Refused for wrong input. */
-export const ask = first.ask;
-
-let second = null;
+export function ask(call, request) {
+  ready();
+  return first.ask(call, request);
+}
 
 /** The same of a second Python, for questions that take seconds, so that the first always answers the controls. It is
     started by the first such question. */

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import LayerParts, ModelProperties, Streams
+from ..base import BY_TORCH, LayerParts, ModelProperties, PartWitness, Streams
 from ..choice import only
 from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
@@ -35,6 +35,7 @@ class DelayedHyperLayer(HyperLayer):
     ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     delayed: ClassVar[bool] = True
 
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
@@ -47,6 +48,7 @@ class DelayedHyperLayer(HyperLayer):
         """Records the layer. x: all streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
+            recorder.hold(x=x)
         return super().flow(recorder, x, sharing)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -59,6 +61,7 @@ class DelayedHyperStreams(ResidualStreams):
     hc_mult: the number of streams.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "residual"
 
     type: Literal["delayed_hyper"] = "delayed_hyper"
@@ -101,8 +104,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
-            weights: Tensor = forward_pass.memo["read weights"]
-            forward_pass.memo["read weights"] = new_weights
+            memo, count = forward_pass.memo, new_weights.shape[-1]
+            if "read weights" not in memo:  # the first sublayer reads the first stream
+                first_stream = torch.eye(count, dtype=new_weights.dtype, device=new_weights.device)[0]
+                memo["read weights"] = first_stream.expand(*new_weights.shape)
+            weights: Tensor = memo["read weights"]
+            memo["read weights"] = new_weights
             return weights
 
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
@@ -128,8 +135,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.n = n
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            first_stream = torch.eye(self.n, dtype=x.dtype, device=x.device)[0]
-            forward_pass.memo["read weights"] = first_stream.expand(*x.shape[:2], -1)
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from .qk_norm import QKNorm
     from .query_factors import QueryFactors
     from .value_convolution import ValueConvolution
+    from .value_experts import ValueExperts
 else:
     QKNorm, QueryFactors = only("mixers.qk_norm:QKNorm"), only("mixers.query_factors:QueryFactors")
     OutputGate = only("mixers.output_gate:OutputGate")
     ValueConvolution = only("mixers.value_convolution:ValueConvolution")
+    ValueExperts = only("mixers.value_experts:ValueExperts")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -86,6 +88,7 @@ class Attention(TokenMixer):
     output_gate: the gate on the output of the heads, none by default.
     value_convolution: a depthwise convolution of the values that is added to the output of the heads, in an encoder
         (Nyströmformer); none by default.
+    value_experts: routed projections of the values in the place of one value projection (K2 Horizon); none by default.
     head_norm: the norm on the output of each head, before the gate (Muse Spark); none by default.
     sub_norm: the norm on the output of all heads, before the output projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
@@ -104,6 +107,10 @@ class Attention(TokenMixer):
     repeat_kv: whether its class lets torch's scaled_dot_product_attention repeat a single head of keys and values, or
         repeats it before, true by default; otherwise that runs its math backend, the only one that broadcasts (Falcon).
         Parameters and FLOPs do not change.
+    copies_heads: whether its class copies queries, keys and values to [batch, heads, tokens, size], whose order the
+        output of scaled_dot_product_attention has, too (Whisper); false by default. Parameters and FLOPs do not change.
+    floors_scores: whether its class limits masked scores from below in eager attention (XGLM), which keeps them for the
+        backward pass; false by default. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
@@ -137,6 +144,7 @@ class Attention(TokenMixer):
     attention_k_eq_v: Flag = False
     output_gate: OutputGate | None = None
     value_convolution: ValueConvolution | None = None
+    value_experts: ValueExperts | None = None
     head_norm: Norm | None = None
     sub_norm: Norm | None = None
     v_norm: Norm | None = None
@@ -147,6 +155,8 @@ class Attention(TokenMixer):
     float32_softmax: Flag = True
     float32_scores: Flag = False
     repeat_kv: Flag = True
+    copies_heads: Flag = False
+    floors_scores: Flag = False
     fused_qkv: Flag = False
     whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
@@ -165,6 +175,13 @@ class Attention(TokenMixer):
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
         if self.value_convolution is not None and (k not in (None, a) or self.kv_shared):
             raise ValueError("value_convolution: each head has values of its own; expected no shared keys and values")
+        if self.value_experts is not None and (
+            self.attention_k_eq_v or self.kv_shared or self.fused_qkv or self.v_bias or self.v_head_dim is not None
+        ):
+            raise ValueError(
+                "value_experts: stand for v_proj; expected no attention_k_eq_v, kv_shared, fused_qkv, v_bias or "
+                "v_head_dim"
+            )
         if self.grid_window is not None and not self.float32_softmax:
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
         if self.grid_window is not None and self.float32_scores:
@@ -372,6 +389,8 @@ class Attention(TokenMixer):
             float32=self.float32_softmax,
             float32_scores=self.float32_scores,
             repeat_kv=self.repeat_kv,
+            copies_heads=self.copies_heads,
+            floors_scores=self.floors_scores,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
@@ -454,8 +473,12 @@ class Attention(TokenMixer):
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
-                values = self._projected_heads(
-                    recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter
+                values = (
+                    self._projected_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
+                    if self.value_experts is None
+                    else recorder.part(
+                        "value_experts", self.value_experts, values_input, heads=heads, head_axis=value_axis
+                    )
                 )
             recorder.hold(k=keys, v=values, raw=keys)
             if self.v_norm is not None:
@@ -502,10 +525,12 @@ class Attention(TokenMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         from ..distance import Alibi, LayerBias, TransformerXL
+        from ..networks.router import LinearRouter
         from .block_indexer import BlockIndexer
         from .output_gate import OutputGate
         from .qk_norm import QKNorm
         from .query_factors import QueryFactors
+        from .value_experts import ValueExperts
 
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
@@ -580,6 +605,19 @@ class Attention(TokenMixer):
             cls(num_attention_heads=4, num_key_value_heads=2, float32_scores=True, position=rope),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, whole_pass=True),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                output_gate=OutputGate(per="element", gate_func="softplus"),
+                value_experts=ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True)),
+                position=rope,
+            ),
+            cls(
+                num_attention_heads=4,
+                output_gate=OutputGate(per="head", gate_func="silu"),
+                value_experts=ValueExperts(num_experts=3, num_experts_per_tok=1),
+            ),
         ]
 
 
@@ -589,6 +627,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     from ..distance import alibi_bias
+    from .output_gate import gate_values
 
     class Core(nn.Module):
         """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
@@ -642,7 +681,9 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
-            if not spec.attention_k_eq_v and not spec.kv_shared:
+            if spec.value_experts is not None:
+                self.value_experts: Any = spec.value_experts.reference(model_properties, self.kv_heads * self.value_dim)
+            elif not spec.attention_k_eq_v and not spec.kv_shared:
                 self.v_proj = nn.Linear(
                     model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
@@ -651,6 +692,7 @@ def _reference_class() -> type[nn.Module]:
             )
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)
+                self.gate = spec.output_gate.gate_func
             if spec.value_convolution is not None:
                 self.value_convolution = spec.value_convolution.reference(model_properties, self.heads)
             if spec.head_norm is not None:
@@ -709,6 +751,10 @@ def _reference_class() -> type[nn.Module]:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
+        def _values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
+            return self._split_heads(projected, self.value_dim)
+
         def _keys_and_values(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None
         ) -> tuple[Tensor, Tensor]:
@@ -723,7 +769,7 @@ def _reference_class() -> type[nn.Module]:
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
-                else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
+                else self._values(x if value_input is None else value_input, forward_pass)
             )
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
@@ -838,7 +884,7 @@ def _reference_class() -> type[nn.Module]:
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
-                out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
+                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
             concatenated_heads = out.flatten(2)
             result: Tensor = self.o_proj(
                 self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads

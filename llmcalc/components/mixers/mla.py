@@ -45,7 +45,7 @@ from ..position import Rope
 from ..rotation import rotate
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
-from .output_gate import OutputGate
+from .output_gate import OutputGate, gate_values
 from .pooled_indexer import PooledIndexer
 from .position_scale import position_scale_class, scale_by_position
 
@@ -375,6 +375,7 @@ def _reference_class() -> type[nn.Module]:
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
+                self.gate = spec.output_gate.gate_func
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
             self.core = softmax_core_class()()
@@ -468,7 +469,7 @@ def _reference_class() -> type[nn.Module]:
                 out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
             out = out.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                out = out * self.gate_proj(x).sigmoid().unflatten(-1, (heads, -1))
+                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
                 out = out * gate.sigmoid()
             result: Tensor = self.o_proj(out.flatten(2))

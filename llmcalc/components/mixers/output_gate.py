@@ -1,10 +1,11 @@
-"""A gate on the heads' output: the sigmoid of a projection of the layer's input.
+"""A gate on the heads' output: an activation, mostly the sigmoid, of a projection of the layer's input.
 
 Qiu et al. 2025 (arXiv:2505.06708). In Qwen3-Next, q_proj contains that projection; transformers: models/qwen3_next.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,21 +23,24 @@ class OutputGate(Part):
 
     per: one gate value per `element` of the heads' output, or one per `head`.
     bias: whether the projection has a bias, false by default. `head` adds one number per head (Beam).
+    gate_func: the function of the projection, `sigmoid` by default. K2 Horizon's `softplus` is that of base 2.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
     per: Literal["element", "head"]
     bias: Flag | Literal["head"] = False
+    gate_func: Literal["sigmoid", "silu", "softplus"] = "sigmoid"
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the gate. x: the layer's input. y: the output of the heads, with axes (heads, size)."""
         gates = y.axes if self.per == "element" else y.axes[:1]
         if self.bias != "head":
-            return recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
+            gate = recorder.linear("gate_proj", x, *gates, bias=self.bias)
+            return recorder.mul(y, recorder.act(gate, self.gate_func))
         with recorder.scope("gate_proj"):
             gate = recorder.add(recorder.linear("", x, *gates), recorder.vector("head_bias", *y.axes[:1]))
-        return recorder.mul(y, recorder.act(gate, "sigmoid"))
+        return recorder.mul(y, recorder.act(gate, self.gate_func))
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         """Builds the projection, to [..., heads * size] or [..., heads]."""
@@ -47,6 +51,15 @@ class OutputGate(Part):
             gate: nn.Module = _biased_by_head()(model_properties.hidden_size, width, heads)
             return gate
         return nn.Linear(model_properties.hidden_size, width, bias=bool(self.bias))
+
+
+def gate_values(gate_func: str, projected: Tensor) -> Tensor:
+    """Returns the values of a gate. projected: the output of its projection."""
+    from torch.nn import functional as F
+
+    if gate_func == "softplus":
+        return F.softplus(projected, beta=math.log(2))
+    return F.silu(projected) if gate_func == "silu" else projected.sigmoid()
 
 
 @cache

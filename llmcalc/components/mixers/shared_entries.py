@@ -20,12 +20,14 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.sparse import COMPRESSED
 from ..base import (
+    BY_TORCH,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
     ModelProperties,
     Part,
+    PartWitness,
     QueryRank,
     RopeDim,
     TokenMixer,
@@ -52,6 +54,8 @@ class CandidateBlocks(Part):
     candidate_block_size: the number of keys in a block.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
+
     candidate_topk_blocks: TopK
     candidate_block_size: Window
 
@@ -65,6 +69,8 @@ class EntryKeyIndexer(Part):
     finds: the blocks that the layer finds for the indexers above it; none by default.
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
     """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim
@@ -94,6 +100,7 @@ class SharedEntryAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -193,18 +200,22 @@ class SharedEntryAttention(TokenMixer):
         compressed_query = recorder.norm(
             "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
         )
-        q = recorder.rope(recorder.linear("q_b_proj", compressed_query, heads, dim), rope)
+        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
+        recorder.hold(small=compressed_query, q=q)
+        q = recorder.rope(q, rope)
+        recorder.hold(q=q)
         k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
         cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
         (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
         entries: Value | None = None
         mask: Value | None = None
         if self.compress_rate is not None:
-            entries, selection = self._entries_and_selection(recorder, x, compressed_query, q, dim, rope)
-            visible = recorder.whole_entries(q, entries, self.compress_rate)
-            mask, entries = recorder.among(visible, selection, entries)
+            with recorder.function():
+                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, dim, rope)
+            recorder.hold(entries=entries, entries_seen=mask)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
@@ -212,37 +223,44 @@ class SharedEntryAttention(TokenMixer):
                 )
             )
         weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
+        recorder.hold(shares=weights)
         y = recorder.weighted(weights, k)
+        recorder.hold(out=y)
         if entries is not None:
             y = recorder.add(y, recorder.weighted(weights, entries))
+            recorder.hold(out=y)
         recorder.vector("sinks", heads)
         y = recorder.rope(y, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
-    def _entries_and_selection(
+    def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the entries and each token's selection among them, of this layer or of a lower one."""
+        """Returns the mask of the entries that each token attends to, and the entries, of this layer or a lower one."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer(
-                "entries", x, lower_entries.get("entries", Value(x.rows, (dim,), fixed=True))
-            )
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
         else:
             latent, entries = self._latent_and_entries(recorder, x, dim, rope)
             lower_entries["entries"] = entries
+            recorder.hold(latent=latent)
+            recorder.keep(entries=entries)
+        recorder.hold(entries=entries)
+        visible = recorder.whole_entries(q, entries, self.compress_rate)
+        recorder.hold(seen=visible)
         if self.indexer is None:
-            empty_value = Value(x.rows, (), fixed=True)
-            return entries, recorder.of_lower_layer("selection", x, lower_entries.get("selection", empty_value))
-        with recorder.scope("indexer", role="no_grad"):
-            lower_entries["selection"] = self._selection(
-                recorder, self.indexer, x, compressed_query, latent, lower_entries, rope
-            )
-        return entries, lower_entries["selection"]
+            selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
+        else:
+            with recorder.scope("indexer", role="no_grad"):
+                selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
+            lower_entries["selection"] = selection
+            recorder.keep(selection=selection)
+        recorder.hold(chosen=selection)
+        return recorder.among(visible, selection, entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries so far after it."""
@@ -251,12 +269,19 @@ class SharedEntryAttention(TokenMixer):
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
+            recorder.hold(kv=kv)
             if self.weighted_entries:
-                unpooled_rows = recorder.with_rest(kv, recorder.linear("gate_proj", x, dim))
+                gate = recorder.linear("gate_proj", x, dim)
+                recorder.hold(gate=gate)
+                unpooled_rows = recorder.with_rest(kv, gate)
+                recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
                 kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
+            recorder.hold(latent=latent)
+            entries = recorder.rope(latent, rope, row_stride=rate.size)
+            recorder.hold(new=entries)
             op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
-            return latent, recorder.keep_entries(op, recorder.rope(latent, rope, row_stride=rate.size), *unpooled_rows)
+            return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _selection(
         self,
@@ -265,26 +290,39 @@ class SharedEntryAttention(TokenMixer):
         x: Value,
         compressed_query: Value,
         latent: Value | None,
-        lower_entries: dict[str, Value],
+        visible: Value,
         rope: Rope,
     ) -> Value:
-        """Returns the entries that each token selects. latent: the new entries before RoPE; None for shared ones."""
+        """Returns the entries that each token selects.
+
+        latent: the new entries before RoPE; None for shared ones. visible: the mask of whole entries.
+        """
         assert self.compress_rate is not None
+        lower_entries: dict[str, Value] = recorder.memo["entries"]
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys", Value(x.rows, (dim,), fixed=True)))
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), dim)
         else:
-            keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
-            keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
-            keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
+            with recorder.function():
+                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
+                recorder.hold(new=keys)
+                keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
+                recorder.hold(new=keys)
+                keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
             lower_entries["keys"] = keys
-        q = recorder.rope(recorder.linear("q_proj", compressed_query, heads, dim), rope)
+            recorder.keep(keys=keys)
+        recorder.hold(keys=keys)
+        q = recorder.linear("q_proj", compressed_query, heads, dim)
+        recorder.hold(q=q)
+        q = recorder.rope(q, rope)
+        recorder.hold(q=q)
         blocks = indexer.candidates
         core: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
         if blocks is not None:
             core = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
             core["blocks"] = blocks.candidate_topk_blocks
-        visible = recorder.whole_entries(q, keys, self.compress_rate)
+            keys, visible = recorder.candidates(keys, visible, blocks.candidate_block_size)
+            recorder.hold(keys=keys, seen=visible)
         scores = recorder.act(
             recorder.scale(
                 recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
@@ -292,7 +330,9 @@ class SharedEntryAttention(TokenMixer):
             "relu",
         )
         weights = recorder.linear("weights_proj", x, heads)
-        return recorder.choose_entries(scores, weights, visible, indexer.index_topk)
+        finds = indexer.finds
+        block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
+        return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=block_counts)
 
     def describe(self, hidden_size: int) -> str:
         kind = "shared entries" if self.entries_shared else "entries"
@@ -355,32 +395,31 @@ def _reference_class() -> type[nn.Module]:
             self.spec, self.norm = spec, norm_reference(spec.norm, width)
             self.cache: Any = state_class()()
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            kv, stored = self.kv_proj(x), self.cache.load(forward_pass)
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
+            kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
+            stored_rows = self.cache.load(forward_pass)
+            entries, latent = None if stored_rows is None else stored_rows[0], None
             pending: tuple[Tensor, ...] = ()
-            if self.spec.weighted_entries:
-                gate = self.gate_proj(x)
-                if stored is not None:
-                    kv, gate = torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
+            if gate is None:
+                latent = self.norm(kv)
+            else:
+                if stored_rows is not None:
+                    kv, gate = torch.cat([stored_rows[1], kv], 1), torch.cat([stored_rows[2], gate], 1)
                 windows = kv.shape[1] // self.rate
-                whole = windows * self.rate
-                pending = kv[:, whole:], gate[:, whole:]
-                kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
-                kv = (kv * gate.float().softmax(2).to(kv.dtype)).sum(2)
-            latent = self.norm(kv)
-            entries = with_earlier(self.spec, latent, None if stored is None else stored[0])
+                window_tokens = windows * self.rate
+                pending = kv[:, window_tokens:], gate[:, window_tokens:]
+                if windows:
+                    kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                    latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+            if latent is not None:
+                first_entry = 0 if entries is None else entries.shape[1]
+                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * self.rate
+                new_entries = rotate_at(latent, positions, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+                entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
+            if entries is None:
+                entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
             self.cache.keep(forward_pass, entries, *pending)
             return latent, entries
-
-    def with_earlier(spec: SharedEntryAttention, new_entries: Tensor, earlier: Tensor | None) -> Tensor:
-        """Applies RoPE to new rows, one per entry, and puts those of earlier passes before them."""
-        assert spec.compress_rate is not None
-        first_position = 0 if earlier is None else earlier.shape[1]
-        positions = (
-            torch.arange(new_entries.shape[1], device=new_entries.device) + first_position
-        ) * spec.compress_rate
-        new_entries = rotate_at(new_entries, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
-        return new_entries if earlier is None else torch.cat([earlier, new_entries], 1)
 
     class Chooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
@@ -442,27 +481,39 @@ def _reference_class() -> type[nn.Module]:
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
             forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
+        def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
+            """Returns the keys of all entries so far. latent: the new entries before RoPE; None without one."""
+            spec, stored_rows = self.spec, self.cache.load(forward_pass)
+            assert spec.compress_rate is not None
+            keys = None if stored_rows is None else stored_rows[0]
+            if latent is not None:
+                new_keys = self.k_norm(self.k_proj(latent))
+                first_entry = 0 if keys is None else keys.shape[1]
+                positions = (torch.arange(latent.shape[1], device=x.device) + first_entry) * spec.compress_rate
+                new_keys = rotate_at(new_keys, positions, spec.qk_rope_head_dim, spec.position.rope_theta)
+                keys = new_keys if keys is None else torch.cat([keys, new_keys], 1)
+            if keys is None:
+                keys = x.new_zeros(x.shape[0], 0, self.k_proj.out_features)
+            self.cache.keep(forward_pass, keys)
+            return keys
+
         @torch.no_grad()
         def forward(
             self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: ForwardPass
         ) -> Tensor:
             spec = self.spec
-            if latent is not None:
-                stored = self.cache.load(forward_pass)
-                new_keys = self.k_norm(self.k_proj(latent))
-                keys = with_earlier(spec, new_keys, None if stored is None else stored[0])
-                self.cache.keep(forward_pass, keys)
-                forward_pass.memo["entry keys"] = keys
+            if not spec.entries_shared:
+                forward_pass.memo["entry keys"] = self._all_keys(latent, forward_pass, x)
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
             keys, visible, positions = self._candidates(keys, visible, forward_pass)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            scores = scores.masked_fill(~visible, float("-inf"))
-            self._find_blocks(scores, forward_pass)
-            ranked_indices = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            selected: Tensor = ranked_indices if positions is None else positions[:, None].gather(-1, ranked_indices)
+            masked_scores = scores.masked_fill(~visible, float("-inf"))
+            self._find_blocks(masked_scores, forward_pass)
+            ranked = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
+            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
             return selected
 
     class Core(nn.Module):
@@ -526,8 +577,9 @@ def _reference_class() -> type[nn.Module]:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
             selected = memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                index = selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, index), visible[:, : selected.shape[-1]]
+                return entries.gather(1, selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])), visible[
+                    :, : selected.shape[-1]
+                ]
             selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
             return entries, (visible & selected_mask)[:, None]
 
@@ -540,19 +592,26 @@ def _reference_class() -> type[nn.Module]:
             end, keys = forward_pass.past + x.shape[1], k.shape[1]
             window = spec.sliding_window
             mask = attention_mask(forward_pass, end, x.shape[1], keys, x.device, causal=True, window=window)
-            scores, entries = self.core(q, k), None
+            scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
                 entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
                 scores = torch.cat([scores, self.entry_core(q, entries)], -1)
-                mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
-            scores = (scores * spec.head_dim**-0.5).masked_fill(~mask, float("-inf"))
+            scores = scores * spec.head_dim**-0.5
+            if entries is not None:
+                allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            scores = scores.masked_fill(~allowed_mask, float("-inf"))
             weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
             out = self.core(q, k, weights[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, weights[..., keys:])
-            out = self._rotate(out, forward_pass, inverse=True).transpose(1, 2).flatten(2)
-            result: Tensor = self.o_b_proj(self.o_a_proj(out.unflatten(-1, (spec.o_groups, -1))).flatten(2))
+            out = (
+                self._rotate(out, forward_pass, inverse=True)
+                .transpose(1, 2)
+                .flatten(2)
+                .unflatten(-1, (spec.o_groups, -1))
+            )
+            result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 
     return SharedEntryReference

@@ -23,11 +23,26 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Activation: TypeAlias = Literal[
-    "relu", "relu2", "gelu", "gelu_tanh", "gelu_new", "silu", "sigmoid", "tanh", "identity", "situ"
+    "relu",
+    "relu2",
+    "gelu",
+    "gelu_tanh",
+    "gelu_new",
+    "silu",
+    "sigmoid",
+    "tanh",
+    "identity",
+    "situ",
+    "clamped",
+    "clamped_plus_one",
+    "clamped_silu",
+    "clamped_swish",
 ]
 """Names of activations. `gelu_tanh` is GELU's approximation by tanh as one kernel; `gelu_new` computes the same step by
 step (transformers' NewGELUActivation), and the backward pass keeps three of the steps. `situ` is SiLU with a bound,
-β · tanh(x / β) · σ(x) with β = 4 (Kimi K3)."""
+β · tanh(x / β) · σ(x) with β = 4 (Kimi K3). With the limit 7 of gpt-oss, `clamped` is x within −7 and 7,
+`clamped_plus_one` that and 1, `clamped_silu` SiLU of min(x, 7), and `clamped_swish` y · σ(1.702 y) of y = min(x, 7)
+step by step."""
 
 GLU_NAMES = {
     "silu": "SwiGLU",
@@ -39,6 +54,8 @@ GLU_NAMES = {
     "tanh": "GTU",
     "identity": "bilinear",
     "situ": "SiTU-GLU",
+    "clamped_silu": "clamped SwiGLU",
+    "clamped_swish": "clamped SwiGLU",
 }
 PLAIN_NAMES = {
     "relu": "ReLU",
@@ -51,7 +68,15 @@ PLAIN_NAMES = {
     "tanh": "tanh",
     "identity": "linear",
     "situ": "SiTU",
+    "clamped": "clamped",
+    "clamped_plus_one": "clamped",
+    "clamped_silu": "clamped SiLU",
+    "clamped_swish": "clamped Swish",
 }
+
+
+LIMIT = 7.0
+"""The limit of clamped activations (transformers, models/gpt_oss: `swiglu_limit`)."""
 
 
 class FeedForward(SingleWidthNetwork):
@@ -61,6 +86,7 @@ class FeedForward(SingleWidthNetwork):
     intermediate_size: the intermediate width (d_ff).
     hidden_act: the activation.
     gated: whether there is a gate projection, false by default.
+    up_act: of a gated one, what is applied to the output of the up projection; `identity` by default.
     gate_bias, up_bias, down_bias: whether each projection has a bias, false by default.
     sub_norm: the norm on the intermediate values, before the down projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
@@ -75,6 +101,7 @@ class FeedForward(SingleWidthNetwork):
     intermediate_size: Width
     hidden_act: Activation | Literal["xielu"]
     gated: Flag = False
+    up_act: Activation = "identity"
     gate_bias: Flag = False
     up_bias: Flag = False
     down_bias: Flag = False
@@ -85,6 +112,8 @@ class FeedForward(SingleWidthNetwork):
     def _check_fields(self) -> Self:
         if self.gate_bias and not self.gated:
             raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
+        if self.up_act != "identity" and not self.gated:
+            raise ValueError("up_act: without a gate it is hidden_act; expected identity, or gated = true")
         return self
 
     @property
@@ -104,7 +133,8 @@ class FeedForward(SingleWidthNetwork):
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
         y = recorder.linear(name, x, ffn, bias=bias)
         y = self._activate(recorder, y)
-        y = recorder.mul(y, recorder.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
+        if self.gated:
+            y = recorder.mul(y, act_on_up(recorder, self.up_act, recorder.linear("up_proj", x, ffn, bias=self.up_bias)))
         y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
         y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
         return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
@@ -135,7 +165,14 @@ class FeedForward(SingleWidthNetwork):
             cls(intermediate_size=24, hidden_act="gelu_new"),
             cls(intermediate_size=24, hidden_act="situ", gated=True),
             cls(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True),
+            cls(intermediate_size=24, hidden_act="clamped_silu", gated=True, up_act="clamped"),
+            cls(intermediate_size=24, hidden_act="clamped_swish", gated=True, up_act="clamped_plus_one"),
         ]
+
+
+def act_on_up(recorder: Flow, name: str, x: Value) -> Value:
+    """Records what is applied to the output of an up projection; nothing for the identity."""
+    return x if name == "identity" else recorder.act(x, name)
 
 
 def activate(name: str, x: Tensor) -> Tensor:
@@ -147,6 +184,15 @@ def activate(name: str, x: Tensor) -> Tensor:
         return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
     if name == "situ":
         return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
+    if name == "clamped":
+        return x.clamp(-LIMIT, LIMIT)
+    if name == "clamped_plus_one":
+        return x.clamp(-LIMIT, LIMIT) + 1
+    if name == "clamped_silu":
+        return F.silu(x.clamp(max=LIMIT))
+    if name == "clamped_swish":
+        limited = x.clamp(max=LIMIT)
+        return limited * torch.sigmoid(limited * 1.702)
     if name == "relu2":
         return F.relu(x).square()
     if name == "gelu_tanh":
@@ -192,7 +238,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: FeedForward, hidden_size: int) -> None:
             super().__init__()
-            self.act = spec.hidden_act
+            self.act, self.up_act = spec.hidden_act, spec.up_act
             if self.act == "xielu":
                 self.xielu = XIELU()
             if spec.gated:
@@ -216,7 +262,8 @@ def _reference_class() -> type[nn.Module]:
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
             gated = hasattr(self, "gate_proj")
-            y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
+            y = self._activate((self.gate_proj if gated else self.up_proj)(x))
+            y = y * activate(self.up_act, self.up_proj(x)) if gated else y
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
             y = (
                 y

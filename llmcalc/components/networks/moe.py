@@ -35,7 +35,7 @@ from ..base import (
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, vector
-from .feed_forward import FeedForward, activate
+from .feed_forward import FeedForward, act_on_up, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
 
@@ -407,7 +407,7 @@ def expert_networks(
     if expert.gated:
         y = recorder.act(mapped("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         recorder.hold(y=y)
-        y = recorder.mul(y, mapped("up_proj", rows, ffn, bias=expert.up_bias))
+        y = recorder.mul(y, act_on_up(recorder, expert.up_act, mapped("up_proj", rows, ffn, bias=expert.up_bias)))
     else:
         y = recorder.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     recorder.hold(y=y)
@@ -556,7 +556,8 @@ def routed_class() -> type[nn.Module]:
             self, expert: FeedForward, expert_count: int, width: int, identities: IdentityExperts | None
         ) -> None:
             super().__init__()
-            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, expert_count
+            ffn_width, self.count = expert.intermediate_size, expert_count
+            self.act, self.up_act = expert.hidden_act, expert.up_act
             if expert.gated:
                 self.gate_proj = ExpertMap(expert_count, width, ffn_width, expert.gate_bias)
             self.up_proj = ExpertMap(expert_count, width, ffn_width, expert.up_bias)
@@ -573,7 +574,7 @@ def routed_class() -> type[nn.Module]:
                 expert = expert.masked_fill(identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
             y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
-            y = y * self.up_proj(x, expert, group_ends) if gated else y
+            y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
             y = self.down_proj(y, expert, group_ends)
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 

@@ -44,18 +44,37 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
-    def of_lower_layer(self, name: str, x: Value, lower_value: Value) -> Value:
-        """Records the read of a lower layer's result (entries, keys or a selection) by its name."""
-        return self.step("of_lower_layer", "", (x, lower_value), lower_value.view(*lower_value.axes), slot=name)
+    def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
+        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name.
+
+        lower_value: that value; None where the layer is recorded alone.
+        axes: the axes of entries and keys; none of a selection.
+        """
+        if lower_value is None:
+            lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
+        return self.step(
+            "of_lower_layer", "", (x,), Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed), slot=name
+        )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
-    def choose_entries(self, scores: Value, weights: Value, mask: Value, top_k: Number) -> Value:
-        """Records the selection of each query's `top_k` entries with the highest weighted sums of head scores."""
+    def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
+        """Records the choice of the keys in the blocks that a lower layer found. Returns the keys and their mask."""
+        output = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
+        self.record("candidates", "", (keys, mask), output, block_size=block_size)
+        return output
+
+    def choose_entries(
+        self, scores: Value, weights: Value, mask: Value, top_k: Number, *, finds: tuple[Number, Number] | None = None
+    ) -> Value:
+        """Records the selection of each query's `top_k` entries with the highest weighted sums of head scores.
+
+        finds: the number and the size of the blocks of entries that it finds for the layers above; none by default.
+        """
         output = value_of_pairs(weights.rows, fixed=True, batched=True)
-        return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k)
+        return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k, finds=finds)
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the selected entries. Returns it with the entries to read."""

@@ -34,6 +34,8 @@ class MixingVerbs(Recorder):
         float32: bool = True,
         float32_scores: bool = False,
         repeat_kv: bool = True,
+        copies_heads: bool = False,
+        floors_scores: bool = False,
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
@@ -51,6 +53,8 @@ class MixingVerbs(Recorder):
         float32_scores: whether queries and keys are copied to float32 for their scores, false by default.
         repeat_kv: whether a class gives scaled_dot_product_attention keys and values of every head, or says that it
             repeats them, true by default.
+        copies_heads: whether a class copies queries, keys and values to heads first, false by default.
+        floors_scores: whether a class limits masked scores from below before the softmax, false by default.
         bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
@@ -69,6 +73,8 @@ class MixingVerbs(Recorder):
             "float32": float32,
             "float32_scores": float32_scores,
             "repeat_kv": repeat_kv,
+            "copies_heads": copies_heads,
+            "floors_scores": floors_scores,
             "bias_in_sdpa": bias_in_sdpa,
             **limits,
         }

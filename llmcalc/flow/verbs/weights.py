@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ... import ops
 from ...algebra import Number, exact_div, is_zero
+from ...errors import InputError
 from ...workload.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
 from ..axis import Axis, Beside, Shape
 from ..recorder import Recorder
@@ -15,9 +16,10 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class Normed(Protocol):
-    """The spec of a norm: whether it has a weight and a bias."""
+    """The spec of a norm: whether it has a weight and a bias, and how many parts it normalizes separately."""
 
     weight: bool
+    groups: int
 
     @property
     def has_bias(self) -> bool: ...
@@ -171,8 +173,11 @@ class WeightVerbs(Recorder):
 
         spec: which norm it is. over: the axes that are normalized together, all of x's by default.
         heads: the axis of heads with separate weights.
-        groups: the axis of parts of x that are normalized separately, with one weight vector for all of x.
+        groups: the axis of parts of x that are normalized separately, with one weight vector for all of x; by default
+            as many as the spec says.
         """
+        if groups is None and spec.groups != 1:
+            groups = self._norm_groups(name, x, spec.groups, over)
         over = x.axes if over is None else over
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.n(weight_axes)
@@ -180,6 +185,13 @@ class WeightVerbs(Recorder):
         return self.step(
             "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
         )
+
+    def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
+        """Returns the axis of a norm's parts. Raises `InputError` if they do not divide the width."""
+        width = x.width if over is None else self.n(over)
+        if isinstance(width, int) and width % groups:
+            raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
+        return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
         """Records a norm without a node: without weights, or with those of the norm that computed `like`."""

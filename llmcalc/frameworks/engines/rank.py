@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,6 +38,10 @@ INDEXER_GROUP = 128
 
 COMPRESSED = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
+
+
+NO_FACTORS: Mapping[str, Fraction] = {}
+"""States in the number formats of the classes of transformers."""
 
 
 def scaled_bytes(elements: int) -> int:
@@ -245,20 +249,22 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(self, draft_tokens: int = 0) -> list[StateCache]:
+    def stored_states(self, draft_tokens: int = 0, factors: Mapping[str, Fraction] = NO_FACTORS) -> list[StateCache]:
         """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
         transformers keep k.
 
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
+        factors: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
-        if len(kernels) != 1:
-            return self.state_caches
-        kernel = kernels.pop()
+        kept_inputs = Fraction(1)
+        if len(kernels) == 1:
+            kernel = kernels.pop()
+            kept_inputs = Fraction(kernel - 1 + draft_tokens, kernel)
         return [
-            state._replace(bytes=state.bytes * (kernel - 1 + draft_tokens) // kernel)
-            if state.kind == "conv_state"
-            else state
+            state._replace(
+                bytes=int(state.bytes * factors.get(state.kind, 1) * (kept_inputs if state.kind == "conv_state" else 1))
+            )
             for state in self.state_caches
         ]
 

@@ -14,7 +14,7 @@ from itertools import product
 
 from ...costs.adapters import linear_layer_names
 from ...model import ModelSpec
-from ...workload.lora import ALL_LINEAR
+from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
 from .record import Launch
 
 ATTENTION = ("q_proj", "k_proj", "v_proj")
@@ -25,7 +25,15 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "c_proj": ("o_proj", "down_proj"),
     **dict.fromkeys(("dense_h_to_4h", "c_fc", "fc1", "fc_in"), ("up_proj",)),
     **dict.fromkeys(("dense_4h_to_h", "fc2", "fc_out"), ("down_proj",)),
-    "gate_up_proj": ("gate_proj", "up_proj"),
+    **dict.fromkeys(("gate_up_proj", "linear_fc1"), ("gate_proj", "up_proj")),
+    "linear_qkv": ATTENTION,
+    "linear_proj": ("o_proj",),
+    "linear_fc2": ("down_proj",),
+    "linear_q_proj": ("q_proj",),
+    "linear_q_down_proj": ("q_a_proj",),
+    "linear_q_up_proj": ("q_b_proj",),
+    "linear_kv_down_proj": ("kv_a_proj",),
+    "linear_kv_up_proj": ("kv_b_proj",),
 }
 """A class's own name of a layer → the names here."""
 
@@ -51,7 +59,8 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     targets = launched_run.settings.get("lora_targets")
     if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
         return launched_run
-    names = linear_layer_names(model.tree())
+    is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
+    names = linear_layer_names(model.tree(), is_parallel=is_parallel)
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:

@@ -5,6 +5,7 @@ Source: TRL 1.10 (f2cd57710), trainer/grpo_{config,trainer}.py and generation/vl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .record import Launch, LaunchReader, Table, share_of, size_of
@@ -12,6 +13,10 @@ from .rollout import Model, Rollout, States
 
 SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
 """Where the files of TRL say what is on a device in each phase."""
+
+SFT_NOTE = "GRPO: the loss of the training step is counted as that of SFT over all tokens"
+
+LIGER_NOTE = "GRPO: Liger's loss of log-probabilities is counted as its chunked cross-entropy of all tokens"
 
 GRPO_READ = (
     "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
@@ -38,11 +43,26 @@ def grpo_length(
         reader.filled_in["vllm_mode"] = "colocate"
     completion = reader.size(config, "max_completion_length", 512)
     prompt = config.get(prompt_key)
-    reader.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
     if prompt is None:
         reader.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
         return {"seq": completion}
     return {"seq": size_of(reader, prompt_key, prompt, least=0) + completion}
+
+
+def with_log_probabilities(launched_run: Launch, completion: int, has_wide_logits: bool) -> Launch:
+    """Returns a run whose loss is of the log-probabilities of completions (`_get_per_token_logps_and_entropies`).
+
+    completion: tokens of a completion.
+    has_wide_logits: whether logits are converted to fp32, as accelerate does in mixed precision of its own.
+    """
+    settings = dict(launched_run.settings)
+    if settings.get("cross_entropy") == "chunked":
+        return replace(launched_run, notes=(*launched_run.notes, LIGER_NOTE))
+    settings |= {"cross_entropy": "selective", "logits_to_keep": completion}
+    if not has_wide_logits:
+        settings["logits_dtype"] = settings.get("dtype", "fp32")
+    note = f"GRPO: log-probabilities of the last {completion} tokens, whose loss is counted as their mean"
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
 
 
 def _colocates(config: Table) -> bool:
@@ -80,6 +100,8 @@ def colocated_rollout(
     element = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
     has_master_weights = launched_run.settings.get("master_weights") == "none"
     sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
+    is_wide = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
+    logit_bytes = (8 if sequences == 1 else 6) if is_wide else (4 if sequences == 1 else 3)
     return Rollout(
         source=source,
         engine="vllm" if is_colocated else "",
@@ -94,7 +116,7 @@ def colocated_rollout(
         sequences=sequences,
         tokens=int(launched_run.settings.get("seq", completion)),
         logit_tokens=completion + 1,
-        logit_bytes=8,  # float32 logits of accelerate, and their quotient by the temperature
+        logit_bytes=logit_bytes,  # fp32 logits of accelerate beside those in 16 bits, or one sequence's exponentials
     )
 
 

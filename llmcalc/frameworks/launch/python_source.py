@@ -87,6 +87,20 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
     return value if isinstance(value, Unknown) or abs(value) < LARGEST_NUMBER else Unknown("…")
 
 
+def _comparison_result(operator: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """Returns the result of a comparison of two plain values; None for one that is not read."""
+    if isinstance(operator, ast.Is | ast.IsNot) and (left is None or right is None):
+        return (left is right) == isinstance(operator, ast.Is)
+    if isinstance(operator, ast.Eq | ast.NotEq):
+        return bool(left == right) == isinstance(operator, ast.Eq)
+    if isinstance(operator, ast.In | ast.NotIn) and isinstance(right, list):
+        has_unknown = any(isinstance(item, Unknown) for item in right)
+        return None if has_unknown else (left in right) == isinstance(operator, ast.In)
+    if isinstance(operator, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
+        return left > right if isinstance(operator, ast.Gt) else left < right
+    return None
+
+
 def dotted(node: ast.expr) -> str:
     """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
     name_parts: list[str] = []
@@ -173,16 +187,56 @@ class Configurations:
         return {}
 
     def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
-        """Evaluates a statement of a function. Assignments in a condition or a loop give unknown values."""
+        """Evaluates a statement of a function.
+
+        A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
+        """
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
                 self.assign_value(target, self.evaluate(statement.value, names, configs, depth), names, configs)
             return
+        condition = self.truth_of(statement.test, names, configs) if isinstance(statement, ast.If) else None
+        if isinstance(statement, ast.If) and condition is not None:
+            if depth > DEEPEST:
+                raise RecursionError
+            for inner_statement in statement.body if condition else statement.orelse:
+                self.read_statement(inner_statement, names, configs, depth + 1)
+            return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target in inner_node.targets:
                     self.assign_value(target, {"": Unknown("a condition")}, names, configs)
+
+    def truth_of(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> bool | None:
+        """Returns whether a condition on plain values holds; None if that is not known."""
+        if isinstance(node, ast.BoolOp):
+            truths = [self.truth_of(operand, names, configs) for operand in node.values]
+            decisive = isinstance(node.op, ast.Or)
+            return decisive if decisive in truths else None if None in truths else not decisive
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            truth = self.truth_of(node.operand, names, configs)
+            return None if truth is None else not truth
+        if isinstance(node, ast.Call) and dotted(node.func) == "isinstance" and len(node.args) == 2:
+            value = self._plain_value(node.args[0], names, configs)
+            is_known = dotted(node.args[1]) == "str" and not isinstance(value, Unknown)
+            return isinstance(value, str) if is_known else None
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            value = self._plain_value(node, names, configs)
+            return None if isinstance(value, Unknown) else bool(value)
+        left, right = (self._plain_value(side, names, configs) for side in (node.left, node.comparators[0]))
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return None
+        return _comparison_result(node.ops[0], left, right)
+
+    def _plain_value(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> Any:
+        """Returns the value of an expression that builds no configuration; its text in small letters for `.lower()`."""
+        if isinstance(node, ast.Call):
+            is_lower = isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args
+            text = self._plain_value(node.func.value, names, configs) if is_lower else None  # type: ignore[attr-defined]
+            return text.lower() if isinstance(text, str) else Unknown(source_of(node))
+        config = self.evaluate(node, names, configs, 0)
+        return config[""] if set(config) == {""} else Unknown(source_of(node))
 
     def assign_value(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""

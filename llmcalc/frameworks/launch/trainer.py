@@ -432,7 +432,7 @@ def lora_settings(
     for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if value in (None, [], ""):
             continue
-        names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+        names = [name.strip(" '\"") for name in value.strip("[]").split(",")] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise reader.wrong(key, f"{shown(value)}; expected a list of names")
         adapter_settings[setting] = tuple(names)

@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from ...frozen import frozen
+from .parallel_adapters import ParallelAdapters
 
 Kind: TypeAlias = Literal["gpt", "bert", "t5", "hybrid"]
 
-FACTS = ("kind", "world_size", "gpu", "env", "date")
+FACTS = ("kind", "world_size", "gpu", "env", "date", "adapters")
 """Fields that are no arguments."""
 
 
@@ -26,7 +27,8 @@ class MegatronArguments:
     """Megatron-LM's command-line arguments, with the run's script, devices, GPU, environment and date.
 
     kind: the pretraining script. world_size: number of devices. gpu: name of the device. env: environment variables.
-    date: date of the Megatron-LM version; None for the newest.
+    date: date of the Megatron-LM version; None for the newest. adapters: the low-rank adapters of a library that trains
+    them; None (default) for none.
     """
 
     kind: Kind = "gpt"
@@ -34,6 +36,7 @@ class MegatronArguments:
     gpu: str = "H100"
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     date: datetime.date | None = None
+    adapters: ParallelAdapters | None = None
 
     # Shapes of the model.
     num_layers: int | None = None

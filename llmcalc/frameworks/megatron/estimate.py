@@ -16,9 +16,12 @@ from .settings_from_options import optimizer_bytes, settings_of
 def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model.
 
-    Weights are bf16; gradients, the master copy and states are fp32 by default.
+    Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
-    parameter_bytes = BytesPerParameter(2, *optimizer_bytes(memory_estimate.settings))
+    states = memory_estimate.states
+    trained_share = 1 if states.adapters is None else states.trained / states.count.total
+    gradients, optimizer = (trained_share * size for size in optimizer_bytes(memory_estimate.settings))
+    parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     include, context = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
         memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), include, context

@@ -202,6 +202,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         recompute_activation="moe_act" in settings.recomputed_modules,
         recompute_up="mla_up_proj" in settings.recomputed_modules,
         recompute_core="core_attn" in settings.recomputed_modules,
+        adapters=settings.adapters,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ..launch.record import LaunchReader, LaunchSettings
+from ..launch.trainer import lora_settings
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,24 @@ class MegatronRun:
     recompute_modules: Any = None
     fuses_cross_entropy: bool = False
     grad_dtype: str = "fp32"
+
+
+BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
+
+
+def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any, dropout: Any) -> dict[str, Any]:
+    """Returns the settings of Megatron-Bridge's low-rank adapters. section: the key of their table.
+
+    targets, dropout: None for the default.
+    """
+    settings = lora_settings(
+        reader,
+        rank=(f"{section}.rank", rank),
+        targets=(f"{section}.target_modules", list(BRIDGE_TARGETS) if targets is None else targets),
+        dropout=dropout,
+    )
+    return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
 
 
 def smallest_run(parallel_run: MegatronRun) -> int:

@@ -236,7 +236,7 @@ class RankRun:
                 layout,
                 self.coordinates,
                 chunk_index,
-                sum(parameter.size for parameter in model_chunk.parameters),
+                sum(parameter.size for parameter in model_chunk.parameters if parameter.is_trained),
             )
             for buffer in self._gradient_buffers(model_chunk, bucket, tied):
                 self.buffers.append(buffer)
@@ -246,10 +246,16 @@ class RankRun:
                             self.storage((1 if buffer.is_fp8 else 2) * buffer.size, "weights")
                         )
                     self.persistent_storages.append(self.storage(element * buffer.size, "gradients"))
-            if distributed:
+            if distributed:  # trained weights move to the buffer
+                frozen = [
+                    storage
+                    for parameter, storage in zip(model_chunk.parameters, weights[chunk_index], strict=True)
+                    if not parameter.is_trained
+                ]
                 weights[chunk_index].reverse()
                 while weights[chunk_index]:
                     weights[chunk_index].pop(0)
+                weights[chunk_index] = frozen
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
         self._make_main_parameters()
@@ -258,7 +264,9 @@ class RankRun:
         """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
-            parameters = [parameter for parameter in model_chunk.parameters if parameter.expert is expert]
+            parameters = [
+                parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
+            ]
             updates_by_layout = self.sharding == "layout"
             matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
             adam_parameters = [

@@ -22,9 +22,13 @@ from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_groups, model_axes
 from ...parallel.search import routed_experts
+from ...simulator.evidence import every_step
 from ...units import dtype, short_dtype
+from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declared, option
 from ..framework import RunOnRanks
+from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
+from .parallel_adapters import ParallelAdapters
 from .schedule import STATES
 from .settings import EXCHANGES, MegatronSettings
 from .unsupported import gpu_runs_recipe
@@ -69,6 +73,7 @@ def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu:
         "world_size": layout.world,
         "gpu": gpu,
         "date": version_date(version),
+        "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
@@ -124,7 +129,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
     if memory_estimate.spec.kind != "decoder":
         raise InputError(
-            f"--framework megatron: {memory_estimate.spec.kind} models are read from launch files; expected --launch"
+            f"--framework megatron: Megatron's {memory_estimate.spec.kind} models are counted only from a launch file; "
+            "expected --launch"
         )
     if MTP.name in memory_estimate.states.count.include:
         raise InputError(
@@ -158,11 +164,44 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         if (
             not declaration.setting.every_framework
             and name not in KNOWN
+            and name not in ADAPTER_OPTIONS
             and getattr(options, name) not in (None, False)
         ):
             raise InputError(
                 f"{declaration.option}: not modelled with --framework megatron; expected no {declaration.option}"
             )
+
+
+def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> ParallelAdapters | None:
+    """Returns the adapters of a run; None if it trains the weights. weights: the number format of weights.
+
+    Raises `InputError`, which names the option, for adapters that Megatron-Core has not, or that are not modelled.
+    """
+    adapters, options = memory_estimate.states.adapters, memory_estimate.settings
+    if adapters is None:
+        return None
+    steps = list(every_step(memory_estimate.spec.shared_program.root.items))
+    if adapters.library not in PARALLEL_LIBRARIES:
+        raise InputError(
+            f"--lora-rank: adapters of {adapters.library} are not divided over ranks of Megatron-Core; expected "
+            f"--lora-library {' or '.join(sorted(PARALLEL_LIBRARIES))}"
+        )
+    if memory_estimate.states.adapter_dtype != weights:
+        raise InputError(
+            f"--lora-dtype {short_dtype(memory_estimate.states.adapter_dtype)}: adapters of {adapters.library} have "
+            f"the format of the weights; expected {short_dtype(weights)}"
+        )
+    if options.precision not in (None, "bf16-master"):
+        raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
+    if any(step.verb == "attention" and step.options.get("selected") for step in steps):
+        raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
+    if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
+        raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
+    expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
+    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in steps)
+    if adapts_experts and expert_tp > 1:
+        raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
+    return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))
 
 
 def _format_arguments(options: Settings) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Reads recipes of Megatron-Bridge from their syntax tree, with overrides as `key=value`.
 
 Source: NVIDIA-NeMo/Megatron-Bridge at 067f987 (2026-08-22): src/megatron/bridge/recipes/common.py for the defaults of
-`_pretrain_common` and `_sft_common`; training/mixed_precision.py for the format of gradients.
+`_pretrain_common`, `_sft_common` and `_peft_common`; training/mixed_precision.py for the format of gradients;
+peft/lora.py for adapters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
-from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, smallest_run
 
 PACKAGE = "megatron.bridge.recipes"
 
@@ -33,9 +34,15 @@ COMMON: dict[str, Config] = {
         "train.global_batch_size": 128,
         "train.micro_batch_size": 1,
         "mixed_precision": "bf16_mixed",
-        "model.seq_length": 2048,
+        "dataset.seq_length": 2048,
     },
-    "_peft_common": {"peft": "LoRA"},
+    "_peft_common": {
+        f"peft.{CALLED}": "LoRA",
+        "train.global_batch_size": 128,
+        "train.micro_batch_size": 1,
+        "mixed_precision": "bf16_mixed",
+        "dataset.seq_length": 2048,
+    },
 }
 """Functions of common.py → the values that they set and that matter."""
 
@@ -55,6 +62,19 @@ OFF: dict[str, tuple[Any, ...]] = {
     "optimizer.optimizer_cpu_offload": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
+
+PEFT_OFF: dict[str, tuple[Any, ...]] = {
+    "share_expert_adapters": (True,),
+    "normalize_moe_lora": (False,),
+    "shared_outer": (False,),
+    "a2a_experimental": (False,),
+    "dropout_position": ("pre",),
+    "lora_dtype": (None,),
+    "exclude_modules": (None, []),
+}
+"""Fields of LoRA of which only these values, the defaults, are modelled."""
+
+PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED, "0")
 
 HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
 
@@ -180,8 +200,7 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
             reader.filled_in[key] = default
         return size_of(reader, key, default if get(key) is None else get(key))
 
-    if any(key == "peft" or key.startswith("peft.") for key in config if config[key] is not None):
-        raise reader.wrong("peft", "adapters under Megatron-Core are not modelled; expected a recipe without")
+    adapters = _adapter_settings(reader, config)
     for key, values in OFF.items():
         if key in config and config[key] not in values:
             reader.unknown[key] = f"{shown(config[key])[:60]} is not modelled for a model that is named"
@@ -205,8 +224,11 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
         etp=None if etp is None else size_of(reader, "model.expert_tensor_parallel_size", etp),
         vpp=1 if vpp is None else size_of(reader, "model.virtual_pipeline_model_parallel_size", vpp),
         sequence_parallel=get("model.sequence_parallel") is True,
+        distributed_optimizer=any(
+            get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
+        ),
         batch=batch,
-        seq=size("model.seq_length" if "dataset.seq_length" not in config else "dataset.seq_length", 4096),
+        seq=size(_length_key(reader, config), 4096),
         recompute_granularity=get("model.recompute_granularity"),
         recompute_method=get("model.recompute_method"),
         recompute_num_layers=get("model.recompute_num_layers"),
@@ -217,7 +239,7 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
     if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = _optimizer_settings(reader, config)
+    settings = {**adapters, **_optimizer_settings(reader, config)}
     result = megatron_run(reader, parallel_run, world_size, settings)
     replicas = result.layout.dp
     if global_batch % (batch * replicas):
@@ -229,9 +251,35 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
     return launch_of_run(reader, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
 
 
+def _length_key(reader: LaunchReader, config: Config) -> str:
+    """Returns the key of the length: the one that was typed, else the model's, else that of the data."""
+    typed = overrides_of(reader.source.arguments)
+    keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
+    return next((key for key in keys if key in typed), keys[0] if keys else "model.seq_length")
+
+
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:
     """Whether a key is the checkpoint name in `AutoBridge.from_hf_pretrained(NAME)`."""
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
+
+
+def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
+    """Returns the settings of low-rank adapters (`peft`); none where the weights are trained."""
+    fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("peft.")}
+    scheme = fields.get("0", config.get("peft", "lora"))
+    called = fields.get(CALLED)
+    if not fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
+        return {}
+    if called not in ("LoRA", "default_peft_config") or (called != "LoRA" and scheme != "lora"):
+        raise reader.wrong(
+            "peft", f"{shown(str(called if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
+        )
+    for name, value in fields.items():
+        if name in PEFT_OFF and value not in PEFT_OFF[name]:
+            reader.unknown[f"peft.{name}"] = f"{shown(str(value))[:60]} is not modelled"
+        elif name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
+            reader.unknown[f"peft.{name}"] = "no field of LoRA that is known"
+    return bridge_adapters(reader, "peft", fields.get("dim", 32), fields.get("target_modules"), fields.get("dropout"))
 
 
 def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:

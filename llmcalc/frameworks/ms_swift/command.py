@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.grpo import grpo_length
+from ..launch.grpo import grpo_length, with_log_probabilities
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED
@@ -128,11 +128,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launched_run = launch_as_trainer(reader, LAUNCH_FILE, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
-        return (
-            launched_run
-            if rlhf_type != "grpo"
-            else replace(launched_run, rollout=rollout_of(reader, config, launched_run))
-        )
+        if rlhf_type != "grpo":
+            return launched_run
+        completion = reader.size(config, "max_completion_length", 512)
+        launched_run = with_log_probabilities(launched_run, completion, launched_run.framework != "deepspeed")
+        return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
 
 
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb: str) -> Launch:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
+from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
-from ..launch.grpo import grpo_length
+from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
-from ..launch.trainer import kto_settings, pair_settings
+from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rlhf import GRPO_BETA, PAIRS, known_names
 
@@ -28,9 +29,10 @@ SIZES = (
 
 READ = frozenset(
     """
-    model tuner_type train_type max_length packing packing_length global_batch_size sequence_parallel
-    virtual_pipeline_model_parallel_size recompute_granularity recompute_method recompute_num_layers recompute_modules
-    cross_entropy_loss_fusion use_distributed_optimizer torch_dtype attention_backend
+    model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
+    global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
+    recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
+    attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
     """.split()  # noqa: SIM905
 ) | set(SIZES)
@@ -47,6 +49,10 @@ OFF: dict[str, tuple[Any, ...]] = {
     "moe_enable_deepep": (False, None),
     "freeze_parameters": (None,),
     "freeze_llm": (False, None),
+    "lora_dtype": ("bfloat16", None),
+    "lora_bias": ("none",),
+    "modules_to_save": (None,),
+    "ref_adapters": (None,),
 }
 """Arguments of which only these values are modelled."""
 
@@ -73,20 +79,15 @@ def run_of_megatron(
 
     other_ignored_names: ms-swift's arguments that do not change memory.
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
-    Raises `InputError`, which names file and argument, for adapters.
+    Raises `InputError`, which names file and argument.
     """
-    ignored = IGNORED | other_ignored_names
+    ignored = (IGNORED | other_ignored_names) - set(OFF)
     reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
     rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge")
     unknown_keys(
         reader, config, (*READ, *OFF, *ignored, *(rlhf_names if rlhf_type else ())), "", "no argument that is known"
     )
-    tuner = config.get("tuner_type", config.get("train_type"))
-    if (reader.value(config, "tuner_type", "full") if tuner is None else tuner) != "full":
-        raise reader.wrong(
-            "--tuner_type",
-            f"{shown(tuner)}: adapters under Megatron-Core are not modelled; expected full, or swift sft",
-        )
+    adapters = _adapter_settings(reader, config)
     for argument_name, values in OFF.items():
         if argument_name in config and config[argument_name] not in values:
             reader.unknown[f"--{argument_name}"] = (
@@ -99,7 +100,8 @@ def run_of_megatron(
     modules = config.get("recompute_modules")
     length = config.get("packing_length", config.get("max_length"))
     if rlhf_type == "grpo":
-        length = grpo_length(reader, config, "max_length", False, GRPO_BETA)["seq"]
+        length = grpo_length(reader, config, "max_length", bool(adapters), GRPO_BETA)["seq"]
+        reader.notes.append(SFT_NOTE)
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
     vpp = config.get("virtual_pipeline_model_parallel_size")
@@ -112,7 +114,7 @@ def run_of_megatron(
         vpp=1 if vpp is None else size_of(reader, "virtual_pipeline_model_parallel_size", vpp),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"]),
+        batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"], adapters),
         seq=size_of(reader, "--max_length", length),
         recompute_granularity=None if granularity in ("none", None) else granularity,
         recompute_method=config.get("recompute_method"),
@@ -120,7 +122,8 @@ def run_of_megatron(
         recompute_modules=[modules] if isinstance(modules, str) else modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    result = megatron_run(reader, parallel_run, reader.source.world_size, _optimizer_settings(reader, config))
+    settings = {**adapters, **_optimizer_settings(reader, config)}
+    result = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
     rank_batch = sizes["micro_batch_size"] * result.layout.dp
     if global_batch % rank_batch:
@@ -135,13 +138,34 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 """The reference model, which every rank has a part of, as of the trained weights."""
 
 
-def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int) -> int:
-    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run."""
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none where the weights are trained."""
+    tuner = config.get("tuner_type", config.get("train_type"))
+    tuner = reader.value(config, "tuner_type", "full") if tuner is None else tuner
+    if tuner == "full":
+        return {}
+    if tuner != "lora":
+        raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    settings = lora_settings(
+        reader,
+        rank=("--lora_rank", reader.size(config, "lora_rank", 8)),
+        targets=("--target_modules", reader.value(config, "target_modules", ALL_LINEAR)),
+        dropout=float(reader.value(config, "lora_dropout", "0.05")),
+    )
+    return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}
+
+
+def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
+    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run.
+
+    adapters: the settings of adapters, without which the trained model is the reference.
+    """
     if rlhf_type in ("", "grpo"):
         return micro_batch
+    run_settings = {"batch": micro_batch, **adapters}
     if rlhf_type == "kto":
-        return int(kto_settings(reader, {"batch": micro_batch}, REFERENCE)["batch"])
-    return int(pair_settings(reader, PAIRS[rlhf_type], {"batch": micro_batch}, REFERENCE, keeps_logits=True)["batch"])
+        return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
+    return int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE, keeps_logits=True)["batch"])
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

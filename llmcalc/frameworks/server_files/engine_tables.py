@@ -67,17 +67,24 @@ def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Itera
         word
         for name, feature in _inner_table(table, "features").items()
         if isinstance(feature, Mapping) and str(name) not in disabled_features
-        for word in _texts_of(feature.get("args"))
+        for word in _words_of_recipe(feature.get("args"))
     ]
     variants = _inner_table(table, "variants") or {"default": {}}
     for name, variant in variants.items():
         if isinstance(variant, Mapping):
-            words = [*_texts_of(model.get("base_args")), *features, *_texts_of(variant.get("extra_args"))]
+            base, extra = _words_of_recipe(model.get("base_args")), _words_of_recipe(variant.get("extra_args"))
+            words = [*base, *features, *extra]
             yield Container(
                 f"variants.{name}"[:80],
                 words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *words),
                 env=_environment_texts({**_inner_table(model, "base_env"), **_inner_table(variant, "extra_env")}),
             )
+
+
+def _words_of_recipe(value: Any) -> list[str]:
+    """Returns the words of a recipe's list, which it joins with spaces: `--max-model-len auto` is two words."""
+    texts = _texts_of(value)
+    return [word for text in texts for word in (text.split() if text.startswith("--") and "'" not in text else [text])]
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -145,11 +145,14 @@ def _compose_servers(
 DOLLAR = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
+_LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
+"""A `$` that begins no variable of a compose file, as in `"$@"`; it stays for the container's shell (compose-go)."""
+
 
 def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
-        return expand_variables(value.replace("$$", DOLLAR))
+        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR, value.replace("$$", DOLLAR)))
     if isinstance(value, Mapping):
         return {key: _expand_variables(item, expand_variables) for key, item in value.items()}
     return [_expand_variables(item, expand_variables) for item in value] if isinstance(value, list) else value

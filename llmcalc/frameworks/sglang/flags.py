@@ -128,6 +128,7 @@ FLAGS = (
     Flag(("--swa-full-tokens-ratio",), "share"),
     Flag(("--mamba-full-memory-ratio",), "ratio"),
     Flag(("--max-mamba-cache-size",), "number"),
+    Flag(("--mamba-ssm-dtype",), "word", ("float32", "bfloat16", "float16")),
     Flag(
         ("--mamba-scheduler-strategy", "--mamba-radix-cache-strategy"),
         "word",
@@ -232,7 +233,7 @@ FLAGS = (
         switches=("--enable-double-sparsity", "--enable-hisparse"),
     ),
     *refused_flags("an online scheme", "--torchao-config", "--modelopt-quant", switches=("--quantize-and-serve",)),
-    *refused_flags("a size of states", "--mamba-ssm-dtype", "--int8-mamba-ckpt-size"),
+    *refused_flags("a size of states", "--int8-mamba-ckpt-size"),
     *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio", "--num-reserved-decode-tokens"),
     *refused_flags(
         "such a model",

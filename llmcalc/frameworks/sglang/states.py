@@ -7,12 +7,16 @@ states, and each drafted token of a request has a copy of the states beside the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.kda import KimiDeltaAttention
+from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
-from ..engines.rank import EngineRank, mixers
+from ...components.mixers.selective_mamba2 import SelectiveMamba2
+from ...units import DTYPE_BITS
+from ..engines.rank import NO_FACTORS, EngineRank, mixers
 from .versions import Rules
 
 SLOTS_OF_A_REQUEST = 3
@@ -52,7 +56,7 @@ def state_pool(
     share: parts of states to one part of cache. draft_tokens: drafted tokens that a request verifies at once.
     requests: the most requests that run at once, None without a limit. replicas: replicas of attention.
     """
-    slot_bytes = sum(state.layers * state.bytes for state in rank.stored_states())
+    slot_bytes = slot_bytes_of(rank, flags)
     padding = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
     slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
@@ -79,6 +83,21 @@ def state_pool(
             slot_bytes * (min(running_requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
         )
     return StatePool(slots, concurrent_requests, available - slot_bytes * (1 + copies) * (slots + padding))
+
+
+def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
+    """Returns the bytes of the states of all layers.
+
+    Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
+    states, else float32 (configs/mamba_utils.py, `mamba2_state_dtype`).
+    """
+    is_chosen = any(
+        isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
+        for part, _ in mixers(rank.preset.model)
+    )
+    format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
+    factors = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if is_chosen else NO_FACTORS
+    return sum(state.layers * state.bytes for state in rank.stored_states(factors=factors))
 
 
 def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..frozen_model import FrozenModel
-from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
+from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
@@ -141,6 +141,10 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             return with_teacher(reader, config, launched_run, loaded_bytes)
         if not is_grpo:
             return launched_run
+        completion = reader.size(config, "max_completion_length", 512)
+        is_mixed = bool(arguments["bf16"]) or reader.flag(config, "fp16")
+        has_wide_logits = is_mixed and launched_run.framework != "deepspeed"
+        launched_run = with_log_probabilities(launched_run, completion, has_wide_logits)
         rollout = colocated_rollout(
             reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )

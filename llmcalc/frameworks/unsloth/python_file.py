@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..launch.grpo import colocated_rollout, grpo_length
+from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trained
@@ -114,10 +114,9 @@ def _read_calls(
         run_settings |= _adapter_settings(reader, model, adapters)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
         run_settings |= grpo_length(reader, config, "max_prompt_length", adapters is not None)
-    elif loss == "grpo":
-        reader.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
-    elif loss != "sft":
+    elif loss not in ("sft", "grpo"):
         run_settings |= pair_settings(reader, loss, run_settings)
+    reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
     name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", name)

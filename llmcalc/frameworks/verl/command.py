@@ -17,7 +17,7 @@ from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
@@ -163,6 +163,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
             reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
+    if config.get(f"{MODEL}.lora.rank") not in (None, 0):
+        raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
@@ -281,7 +283,19 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override}.recompute_method"),
         recompute_num_layers=config.get(f"{override}.recompute_num_layers"),
     )
-    settings = {
-        name: value for name, value in _common_settings(reader, config).items() if name in ("lora_rank", "lora_targets")
-    }
-    return megatron_run(reader, parallel_run, world_size, settings)
+    return megatron_run(reader, parallel_run, world_size, _megatron_adapters(reader, config))
+
+
+def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py; trainer/config/model, `lora`)."""
+    section = f"{MODEL}.lora"
+    if config.get(f"{MODEL}.lora_rank") not in (None, 0):
+        raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section}.rank for Megatron-Core")
+    rank = config.get(f"{section}.rank")
+    if rank in (None, 0):
+        return {}
+    kind = reader.value(config, f"{section}.type", "lora")
+    if kind != "lora":
+        reader.unknown[f"{section}.type"] = f"{shown(kind)[:40]} is not modelled; lora is"
+    targets, dropout = (config.get(f"{section}.{name}") for name in ("target_modules", "dropout"))
+    return bridge_adapters(reader, section, rank, targets, dropout)

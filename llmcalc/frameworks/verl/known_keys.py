@@ -28,7 +28,8 @@ READ = frozenset(
     actor.megatron.override_transformer_config.recompute_method
     actor.megatron.override_transformer_config.recompute_num_layers
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
-    model.target_modules model.use_fused_kernels model.use_remove_padding
+    model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
+    model.lora.dropout model.lora.type
     """.split()  # noqa: SIM905
 )
 
@@ -43,7 +44,7 @@ WITHOUT_MEMORY = re.compile(
     r"|deallocate_pipeline_outputs|moe_aux_loss_coeff|moe_z_loss_coeff|attention_backend))"
     r"|model\.(lora_alpha|use_shm|trust_remote_code|lora_adapter_path|exclude_modules|external_lib"
     r"|custom_chat_template|fused_kernel_options\..*|torch_dtype|tokenizer_path|hf_config_path"
-    r"|mtp\.(?!enable)\w+|lora\.(?!rank)\w+|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
+    r"|mtp\.(?!enable)\w+|lora\.(alpha|merge|lora_[AB]_init_method|dropout_position|adapter_path)|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
 )
 """Keys that change no memory of a step, or that of one block."""
 

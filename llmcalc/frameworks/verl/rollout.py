@@ -136,7 +136,8 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
-    if not has_kl_term or config.get(f"{MODEL}.lora_rank") not in (None, 0):
+    has_adapters = any(config.get(f"{MODEL}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
+    if not has_kl_term or has_adapters:
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
     weights = str(reader.value(config, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"

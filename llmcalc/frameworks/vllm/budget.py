@@ -415,8 +415,10 @@ class Server(EngineServer):
     def graph_bytes(self, layers: int) -> int:
         """Returns the estimated bytes of CUDA graphs, which depend on the number of captured sequences."""
         estimate = self.record.cuda_graphs
+        if not self.captured_graphs:
+            return 0
         captured_share = self.captured_graphs / (2 * len(GRAPH_SIZES))
-        return int(captured_share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
+        return int((estimate.constant_mib + captured_share * estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and copies for MLA."""
@@ -486,7 +488,15 @@ class Server(EngineServer):
             has_full_windows,
             draft_caches,
             self.context_ranks,
-            state_blocks(rank, self.state_rules, self.hardware, self.flags, self.speculation.tokens, self.block_size),
+            state_blocks(
+                rank,
+                self.state_rules,
+                self.hardware,
+                self.flags,
+                self.speculation.tokens,
+                self.block_size,
+                self.element_bytes,
+            ),
             scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)

@@ -1,8 +1,9 @@
 """Bytes of vLLM's quantized KV cache formats, which store scales beside elements (v1/kv_cache_interface.py).
 
 Scales of a token and head are one float32 for its keys and one for its values (v1/attention/backends/triton_attn.py,
-`customize_spec`). NVFP4 has one byte of scale for 16 elements of half a byte (utils/torch_utils.py,
-`nvfp4_kv_cache_full_dim`).
+`customize_spec`); TurboQuant has a norm of its keys, and a scale and a zero of its values
+(model_executor/layers/quantization/turboquant/config.py). NVFP4 has one byte of scale for 16 elements of half a byte
+(utils/torch_utils.py, `nvfp4_kv_cache_full_dim`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from ...components.mixers.attention import Attention
 from ...errors import InputError
 from ..engines.rank import EngineRank, mixers
 
-PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4")
+TURBOQUANT = {
+    "turboquant_k8v4": (8, 4), "turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3)
+}  # fmt: skip
+"""TurboQuant's formats → bits of an element of keys and of values."""
+
+PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4", *TURBOQUANT)
 """Words of --kv-cache-dtype whose elements have scales beside them."""
 
 FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
@@ -22,6 +28,9 @@ FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 FIRST_VERSION = (0, 20)
 """First version that may have them: 0.19 has none, 0.33 has all."""
+
+TURBOQUANT_FROM = (0, 21)
+"""First version that has TurboQuant beside recurrent states."""
 
 SCALE_BYTES = 4
 
@@ -67,4 +76,26 @@ def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fract
     dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attentions}
     if len(dims) != 1:
         raise InputError(f"--kv-cache-dtype {word}: heads of several sizes are not modelled; expected fp8")
-    return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, dims.pop())
+    dim = dims.pop()
+    if word in TURBOQUANT:
+        return _turboquant_bytes(word, dim, rank, version)
+    return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, dim)
+
+
+def _turboquant_bytes(word: str, dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+    """Returns the bytes per element of keys and values in a format of TurboQuant. dim: elements of a head.
+
+    Beside recurrent states all layers of full attention have the format; of other models the first two and the last
+    two keep 16 bits (`get_boundary_skip_layers`).
+    """
+    if version < TURBOQUANT_FROM:
+        raise InputError(f"--kv-cache-dtype {word}: is modelled from vLLM 0.21 on; expected fp8")
+    if not rank.state_caches or any(cache.window for cache in rank.token_caches):
+        raise InputError(
+            f"--kv-cache-dtype {word}: is modelled for models with recurrent states alone, whose layers all have it; "
+            "expected fp8"
+        )
+    key_bits, value_bits = TURBOQUANT[word]
+    keys = dim if key_bits == 8 else -(-dim * key_bits // 8) + 2
+    slot = keys + -(-dim * value_bits // 8) + 4
+    return Fraction(slot + slot % 2, 2 * dim)

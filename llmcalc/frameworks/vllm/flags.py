@@ -92,6 +92,9 @@ IDLE_SWITCHES = """
     --use-v2-block-manager --worker-use-ray -dpe -dph -dpm
     """.split()  # noqa: SIM905
 
+STATE_FORMATS = ("auto", "float32", "float16", "bfloat16")
+"""Number formats of recurrent states."""
+
 CPU_CONNECTORS = (
     "NixlConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "OffloadingConnector", "MooncakeConnector",
     "SharedStorageConnector", "ExampleConnector", "MultiConnector", "SimpleCPUOffloadConnector",
@@ -137,8 +140,8 @@ FLAGS = (
     Flag(("--task",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--convert",), "word", ("auto", "none"), is_idle=True),
     Flag(("--performance-mode",), "word", ("balanced", "throughput")),
-    Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
-    Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
+    Flag(("--mamba-cache-dtype",), "word", STATE_FORMATS),
+    Flag(("--mamba-ssm-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--enable-prefix-caching",), "switch"),
     Flag(("--async-scheduling",), "switch"),
     Flag(("--mm-processor-kwargs",), "table"),
@@ -209,6 +212,7 @@ FLAGS = (
         "--offload-params",
         "--cpu-offload-params",
     ),
+    Flag(("--omni",), refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
     *refused_flags("a size of states' blocks", "--mamba-block-size", "--replayssm-buffer-len"),
     *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
     *refused_flags(

@@ -123,7 +123,7 @@ def block_pool(
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks.drafted)
+    caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
     if not caches:
         raise rank.without_cache("vllm")
     if states and not rules.grouped_layers:

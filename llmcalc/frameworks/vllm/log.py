@@ -131,7 +131,7 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     yield from log_values.largest("budget", "weights")
     if "peak" in log_values and "weights" in log_values:
         yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))
-    if "peak_with_graphs" in log_values:  # from 0.28 on the printed peak has the estimate of the graphs in it (#57936)
+    if "peak_with_graphs" in log_values:  # from 0.27 on the printed peak has the estimate of the graphs in it (#57936)
         estimates = log_values.sizes("estimated_graphs") or [0]
         yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(estimates))
     yield from log_values.largest("profile_run", "non_torch")

@@ -19,6 +19,9 @@ CHOICE = "VLLM_USE_V2_MODEL_RUNNER"
 DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
 """Methods of speculative decoding that the second model runner has."""
 
+DSPARK_FROM = (0, 25)
+"""First version that was read in which DSpark, which only the second model runner has, chooses it for any model."""
+
 ALWAYS_FROM = (0, 30)
 """First version in which methods without such a draft run on it too."""
 
@@ -52,6 +55,8 @@ def _is_default_runner(
         return True
     table = flags.get("speculative_config", {})
     method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
+    if method == "dspark" and version >= DSPARK_FROM:
+        return True
     if runner_rules.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
         return False
     is_dense = rank.widths[2] is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ...accelerator import Hardware
@@ -16,7 +17,11 @@ from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.kda import KimiDeltaAttention
 from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
-from ..engines.rank import EngineRank, StateCache, mixers
+from ...components.mixers.selective_mamba2 import SelectiveMamba2
+from ...errors import InputError
+from ...units import DTYPE_BITS
+from ..engines.flags import AUTO
+from ..engines.rank import NO_FACTORS, EngineRank, StateCache, architectures, mixers
 from .versions import StateRules
 
 ALIGNMENT = 16
@@ -36,13 +41,15 @@ class StateBlocks(NamedTuple):
 
     mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     drafted: tokens that are drafted for a step, each with a state of its own. checkpoints: further states of a request.
-    alignment: tokens of which attention's block is a multiple.
+    alignment: tokens of which attention's block is a multiple. factors: kind of state → the bytes of its elements, as a
+    multiple of those in the classes of transformers.
     """
 
     mode: str = "current"
     drafted: int = 0
     checkpoints: int = 0
     alignment: int = ALIGNMENT
+    factors: Mapping[str, Fraction] = NO_FACTORS
 
     def of_request(self, length: int, block: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block: tokens of a block."""
@@ -62,12 +69,64 @@ def state_blocks(
     flags: Mapping[str, Any],
     draft_tokens: int,
     block_size: int,
+    element_bytes: int,
 ) -> StateBlocks:
     """Returns how vLLM stores the recurrent states of the model on a rank.
 
-    hardware: the accelerator. flags: values of vLLM's flags by their fields. draft_tokens: drafted tokens of a
-    step. block_size: tokens of a block as `--block-size` or the default has them.
+    hardware: the accelerator. flags: values of vLLM's flags by their fields. draft_tokens: drafted tokens of a step.
+    block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
+    activation.
     """
+    factors = _factors_of_formats(rank, rules, flags, element_bytes)
+    return _state_blocks(rank, rules, hardware, flags, draft_tokens, block_size)._replace(factors=factors)
+
+
+def _factors_of_formats(
+    rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], element_bytes: int
+) -> Mapping[str, Fraction]:
+    """Returns the bytes of the states' elements as multiples of those in the classes of transformers.
+
+    By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
+    format, unless the config states another for the states; those of Kimi Delta Attention are float32
+    (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
+    """
+    parts = [part for part, _ in mixers(rank.preset.model)]
+    inputs = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
+    factors = {"conv_state": Fraction(inputs, 2)}
+    chosen = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    if any(isinstance(part, KimiDeltaAttention) for part in parts):
+        if chosen not in (None, 4) and not rules.chooses_delta_attention:
+            raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
+        return factors | {"recurrent_state": Fraction(chosen or 4, 4)}
+    if any(isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for part in parts):
+        return factors | {"recurrent_state": Fraction(chosen or _stated_bytes(rank, rules) or inputs, 4)}
+    return factors | {"recurrent_state": Fraction(inputs, 2)} if "mamba_cache_dtype" in flags else factors
+
+
+def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
+    """Returns the bytes of an element in the number format that a flag chooses; None without one, and for `auto`."""
+    word = str(flags.get(field, "auto"))
+    return None if word in AUTO else DTYPE_BITS[word] // 8
+
+
+def _stated_bytes(rank: EngineRank, rules: StateRules) -> int | None:
+    """Returns the bytes of a state's element that the config states, or that the version has for the model's class."""
+    if not rules.reads_config_dtype:
+        return None
+    if rank.preset.state_dtype is not None:
+        return DTYPE_BITS[rank.preset.state_dtype] // 8
+    return None if {*architectures(rank.preset)}.isdisjoint(rules.float32_architectures) else 4
+
+
+def _state_blocks(
+    rank: EngineRank,
+    rules: StateRules,
+    hardware: Hardware,
+    flags: Mapping[str, Any],
+    draft_tokens: int,
+    block_size: int,
+) -> StateBlocks:
+    """Returns the number and the place of the states, without their number formats."""
     parts = [part for part, _ in mixers(rank.preset.model)]
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
     mode = "current"
@@ -106,11 +165,10 @@ def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, dra
     return "all"
 
 
-def stored_states(rank: EngineRank, draft_tokens: int) -> list[StateCache]:
+def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
     """Returns the recurrent states as vLLM stores them: a convolution's last k − 1 inputs, and those of drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    if any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model)):
-        draft_tokens = 0
-    return rank.stored_states(draft_tokens)
+    without_drafts = any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model))
+    return rank.stored_states(0 if without_drafts else states.drafted, states.factors)

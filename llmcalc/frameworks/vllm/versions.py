@@ -63,6 +63,9 @@ class StateRules(VersionRange):
     needs_batch_of_a_block: bool = False
     checkpoints_of_mamba2: bool = False
     checkpoints_of_delta_nets: float | None = None
+    reads_config_dtype: bool = False
+    float32_architectures: tuple[str, ...] = ()
+    chooses_delta_attention: bool = False
 
 
 PageLayout: TypeAlias = Literal["tuples", "page sizes", "groups"]
@@ -122,16 +125,20 @@ class NonTorch(VersionRange, MeasuredOverhead):
     """Measured device memory outside torch's allocator.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
-    name; empty for any link.
+    name; empty for any link. only_on: names of the accelerators that the row is for; empty for any accelerator.
     """
 
     devices: int = 1
     link: str = ""
     stages: int = 1
+    only_on: tuple[str, ...] = ()
 
 
 class GraphEstimate(Record):
-    """The estimated memory of CUDA graphs: a constant and an amount per layer. sequences: least number of sequences."""
+    """The estimated memory of CUDA graphs: a constant, and an amount per layer where all graphs are captured.
+
+    sequences: least number of sequences with which all are captured.
+    """
 
     constant_mib: float
     mib_per_layer: float
@@ -195,7 +202,10 @@ class VLLMRecord(EngineRecord[Rules]):
         return next(padding for padding in rows if padding.at_least <= capability < padding.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
-        """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these."""
+        """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
+
+        A row of this accelerator alone comes before rows of all accelerators.
+        """
         rows = [
             overhead
             for overhead in ranges_at(self.non_torch, version)
@@ -203,8 +213,12 @@ class VLLMRecord(EngineRecord[Rules]):
             and overhead.stages <= stages
             and (overhead.stages == 1 or devices == 1)
             and has_link(hardware, overhead.link)
+            and hardware.name in (overhead.only_on or (hardware.name,))
         ]
-        return max(rows, key=lambda overhead: (overhead.stages, overhead.devices, overhead.first_version))
+        return max(
+            rows,
+            key=lambda overhead: (bool(overhead.only_on), overhead.stages, overhead.devices, overhead.first_version),
+        )
 
     def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the engine measures, from logs."""

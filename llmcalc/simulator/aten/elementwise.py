@@ -118,14 +118,32 @@ class Elementwise(Views):
 
         return record(self.graph, "expm1", (x,), output, backward, output)
 
-    def clamp(self, x: Tensor) -> Tensor:
-        """Limits x to a minimum."""
+    def clamp(self, x: Tensor, both: bool = False) -> Tensor:
+        """Limits x to a minimum or a maximum; both: to both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            exceeds_minimum = self.compare(x)
-            return (self._gradient_where(output_gradient, exceeds_minimum),)
+            is_within = self.compare(x)
+            if both:
+                is_below = self.compare(x)
+                is_within = self.like(is_within, is_below)
+                del is_below
+            return (self._gradient_where(output_gradient, is_within),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
+
+    def absolute(self, x: Tensor) -> Tensor:
+        """Returns |x|, whose gradient is multiplied by the sign of x."""
+
+        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            sign = self.like(x)
+            return (self.like(output_gradient, sign),)
+
+        return record(self.graph, "abs", (x,), lambda: self.like(x), backward, x)
+
+    def sign(self, x: Tensor) -> Tensor:
+        """Returns the sign of x, whose gradient is zeros."""
+        shape = x.shape
+        return record(self.graph, "sign", (x,), lambda: self.like(x), lambda g, _: (self.graph.new(shape, g.dtype),))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
@@ -236,6 +254,22 @@ class Elementwise(Views):
             return (gradient,)
 
         return record(autograd_graph, "softmax", (x,), output, backward, output)
+
+    def logsumexp(self, x: Tensor) -> Tensor:
+        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a tensor beside it (ReduceOps.cpp)."""
+        shape, dtype = x.shape, x.dtype
+        exponentials = self.graph.new(shape, dtype) if self.graph.multiprocessors else None
+        output = self.graph.new(shape[:-1], dtype)
+        del exponentials
+
+        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            difference = self.graph.new(shape, dtype)
+            probabilities = self.graph.new(shape, dtype)
+            gradient = self.graph.new(shape, dtype)
+            del difference, probabilities
+            return (gradient,)
+
+        return record(self.graph, "logsumexp", (x,), output, backward, x, output)
 
     def log_softmax(self, x: Tensor) -> Tensor:
         output = self.graph.new(x.shape, x.dtype)

@@ -210,6 +210,32 @@ class Views:
         padded_x = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
         return record(self.graph, "pad", (x,), padded_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
+    def squeeze(self, x: Tensor) -> Tensor:
+        """Returns x without its last axis, of size 1."""
+        shape, strides = x.shape, x.strides
+        return self._view(x, shape[:-1], strides[:-1], "squeeze", lambda g, _: (g.view(shape, (*g.strides, 1)),))
+
+    def scale_slice_in_place(self, base: Tensor, size: Number, axis: int) -> Tensor:
+        """Multiplies a slice of `base` by a number in place; returns the slice. No later operation may use `base`.
+
+        Its gradient is written into zeros of the size of `base` (`AsStridedBackward0`), copied, and scaled in a copy of
+        the slice (`CopySlices`).
+        """
+        shape, strides, dtype = base.shape, base.strides, base.dtype
+        part_shape = (*shape[:axis], size, *shape[axis + 1 :])
+
+        def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+            base_gradient = self.graph.new(shape, dtype, strides)
+            slice_gradient = self.graph.new(part_shape, dtype)
+            scaled_gradient = self.like(slice_gradient)
+            del slice_gradient, scaled_gradient
+            return (base_gradient,)
+
+        scaled = record(self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward)
+        return self._view(
+            scaled, part_shape, strides, "as_strided", lambda g, _: (self.graph.new(shape, dtype, strides),)
+        )
+
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
         """Writes x into a part of `base` in place (`CopySlices`); no later operation may use `base`."""
         shape, strides, part_shape = base.shape, base.strides, x.shape

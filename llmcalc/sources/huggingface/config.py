@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
@@ -72,7 +72,7 @@ class Config:
     Every getter takes the field's name, then other names for the same field. If the config has several of them, one
     wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that
     is not the class's own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces the class's own name; among
-    other names the first wins.
+    other names the last in the file wins.
 
     data: the parsed JSON.
     defaults: defaults of the family's configuration class, under its own field names.
@@ -150,14 +150,15 @@ class Config:
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
         present_names = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
-        return next(
-            (
-                name_or_alias
-                for name_or_alias in present_names
-                if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
-            ),
-            present_names[0] if present_names else None,
-        )
+        if len(present_names) < 2:
+            return present_names[0] if present_names else None
+        others = {
+            name_or_alias
+            for name_or_alias in present_names
+            if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
+        }
+        last_of_others = next((name for name in reversed([*self.data]) if name in others), None) if others else None
+        return present_names[0] if last_of_others is None else last_of_others
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
         """Returns the name under which the config has the field, or the usual name if it does not have it."""
@@ -174,6 +175,10 @@ class Config:
     def count(self, *names: str) -> int:
         """Returns the integer in a field, which may be 0."""
         return self._read_integer(names, 0, "a whole number, 0 or more")
+
+    def size_by_name(self, name: str) -> int:
+        """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
+        return replace(self, aliases={}).size(name)
 
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)

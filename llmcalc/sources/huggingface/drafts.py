@@ -27,8 +27,9 @@ CLASSES: dict[str, re.Pattern[str]] = {
 }
 """Model type of a draft → part of the names of its classes; the first that matches."""
 
-OTHER_CLASS = re.compile(r"Medusa|Speculator|MTPDraft|NextN(?=[A-Z]|$)")
-"""Part of the names of other drafts' classes: Medusa, other speculators, modules of multi-token prediction as files."""
+OTHER_CLASS = re.compile(r"DFlare|Medusa|Speculator|MTPDraft|NextN(?=[A-Z]|$)")
+"""Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of the target's states of its
+own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
 """Field that only configs of drafts have → the model type of the draft."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from .unknown import remark, remark_on_defaults, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
+
+STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+"""Keys of a config that state the number format of recurrent states."""
 
 LONGEST_NAME = 200
 """Largest length of the name in a config, in characters."""
@@ -123,4 +126,16 @@ def described(
     dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
         description["dtype"] = dtype
+    tables = [*_config_tables(config_data)]
+    state_dtype = next((table[key] for table in tables for key in STATE_DTYPES if key in table), None)
+    if isinstance(state_dtype, str) and state_dtype != "auto":
+        description["state_dtype"] = state_dtype
     return description
+
+
+def _config_tables(config_data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the table of a config's text model, if it has one, and the config itself."""
+    text_config = config_data.get("text_config")
+    if isinstance(text_config, Mapping):
+        yield text_config
+    yield config_data

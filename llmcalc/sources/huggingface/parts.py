@@ -122,6 +122,16 @@ def glu(config: Config, bias: bool = False, width: int | None = None, act: str =
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
 
 
+def clamped(network: Table) -> Table:
+    """Returns a gated SiLU network whose gate has a largest value, and its up projection two (`swiglu_limit`)."""
+    return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}
+
+
+def clamped_by_steps(network: Table) -> Table:
+    """Returns a gated network as of gpt-oss (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times up and 1."""
+    return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
+
+
 def mlp(width: int, act: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN."""
     return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}

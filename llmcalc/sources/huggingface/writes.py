@@ -18,7 +18,12 @@ Writes: TypeAlias = Mapping[str, Value]
 """Config field → its value from a spec."""
 
 
-WRITTEN_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
+WRITTEN_ACTIVATIONS = {
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "identity": "linear",
+    "clamped_silu": "silu",
+    "clamped_swish": "silu",
+}
 """Activation name here → its name in configs, if they differ."""
 
 UNPADDED: Writes = {"pad_token_id": lambda s: None}

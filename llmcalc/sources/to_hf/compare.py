@@ -30,6 +30,8 @@ NUMERICS = frozenset(
         "float32_softmax",
         "float32_scores",
         "repeat_kv",
+        "copies_heads",
+        "floors_scores",
         "bias_in_sdpa",
         "scales_x",
         "fused_qkv",

@@ -11,7 +11,7 @@ from ...parallel.layout import Layout
 from ...parallel.layout_rules import LayoutRules
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ..framework import EstimateErrors, Framework, RunOnRanks
-from ..launch.record import Launch, LaunchFile, Source, Table
+from ..launch.record import Launch, LaunchFile, LaunchSource, Table
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import no_transient_bytes
 
@@ -41,7 +41,7 @@ def is_job(data: Table) -> bool:
     return "toyframe" in data
 
 
-def read_job(data: Table, source: Source) -> Launch:
+def read_job(data: Table, source: LaunchSource) -> Launch:
     """Reads the number of replicas."""
     return Launch(source.where, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
 

@@ -40,6 +40,12 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("swift_lora.sh", "ms-swift", "torch", {"lora_rank": 16, "num_microbatches": 16, "recompute": "full"}),
     ("swift_megatron.sh", "ms-swift", "megatron", {"tp": 2, "dp": 2, "zero": 1, "seq": 4096, "num_microbatches": 8}),
     (
+        "swift_megatron_lora.sh",
+        "ms-swift",
+        "megatron",
+        {"tp": 2, "sequence_parallel": True, "lora_library": "mcore-bridge", "lora_rank": 8, "lora_dropout": True},
+    ),
+    (
         "swift_megatron_dpo.sh",
         "ms-swift",
         "megatron",
@@ -58,6 +64,12 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
+    (
+        "verl_megatron.sh 2 actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.dropout=0.1",
+        "verl",
+        "megatron",
+        {"lora_rank": 16, "lora_library": "megatron-bridge", "lora_dropout": True, "lora_dtype": "bf16"},
+    ),
     ("megatron_deepspeed.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
     ("pai_qwen2.sh dsw 7B 2 bf16", "pai-megatron-patch", "megatron", {"tp": 2, "dp": 4, "sequence_parallel": True}),
     ("nanogpt_small.py", "nanogpt", "torch", {"dp": 1, "batch": 8, "seq": 512, "num_microbatches": 16}),
@@ -71,6 +83,13 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         "megatron",
         {"tp": 4, "cp": 2, "pp": 2, "seq": 16384, "recompute": "full", "num_microbatches": 64},
     ),
+    (
+        "megatron_bridge_recipes.py qwen25_7b_peft_config",
+        "megatron-bridge",
+        "megatron",
+        {"tp": 2, "zero": 0, "lora_library": "megatron-bridge", "lora_rank": 16, "seq": 2048},
+    ),
+    ("megatron_bridge_recipes.py qwen25_7b_peft_config peft.dim=4", "megatron-bridge", "megatron", {"lora_rank": 4}),
     ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
     ("swift_grpo.sh", "ms-swift", "deepspeed", {"dp": 2, "zero": 2, "seq": 1536, "batch": 4}),
     ("unsloth_sft.py", "unsloth", "torch", {"batch": 2, "seq": 1024, "lora_rank": 8, "base": "nf4-dq"}),
@@ -108,7 +127,10 @@ REFUSED = [
     ("pai_qwen2.sh", "the script takes arguments, as in --launch '"),
     ("torchtitan_configs.py", "2 configurations: llama3_debug, llama3_debug_tp; expected one of them"),
     ("torchtitan_configs.py llama3_debug_pt", "Did you mean llama3_debug_tp, "),
-    ("megatron_bridge_recipes.py", "qwen25_7b_pretrain_8gpu_config, qwen25_7b_pretrain_long_config"),
+    (
+        "megatron_bridge_recipes.py",
+        "qwen25_7b_pretrain_8gpu_config, qwen25_7b_pretrain_long_config, qwen25_7b_peft_config",
+    ),
     ("nanogpt_small.py --n_head=5", "n_head: 5; expected a divisor of n_embd 384"),
 ]
 
@@ -326,7 +348,16 @@ COMMANDS = [
     ("swift rlhf --rlhf_type gkd --model a/b", "swift rlhf --rlhf_type: 'gkd': its teacher or critic is not modelled"),
     ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
-    ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
+    (
+        "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' actor_rollout_ref.model.path=a/b "
+        "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "model.lora_rank: is of FSDP; expected actor_rollout_ref.model.lora.rank",
+    ),
+    ("megatron sft --model a/b --tuner_type lora_llm", "--tuner_type: 'lora_llm' is not modelled; expected full"),
+    (
+        "megatron sft --model a/b --tuner_type lora --max_length 64 --modules_to_save output_layer",
+        "--modules_to_save ('output_layer' is not modelled",
+    ),
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
     ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),

@@ -9,6 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
+from llmcalc.frameworks.megatron.parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from llmcalc.frameworks.megatron.settings_from_options import KNOWN
 from llmcalc.workload.setting import Declared, declared
 from tests.samples import in_one_test
@@ -44,7 +45,11 @@ def ask(name: str) -> None:
     found = TRAINING[name]
     options: dict[str, Any] = {"seq": 64, name: value_of(name, found)}
     options |= {found.setting.needs: 8} if found.setting.needs else {}
-    options |= {"momentum": {"optimizer": "sgd"}, "loss_chunk": {"cross_entropy": "split"}}.get(name, {})
+    options |= {
+        "momentum": {"optimizer": "sgd"},
+        "loss_chunk": {"cross_entropy": "split"},
+        "logits_to_keep": {"cross_entropy": "selective"},
+    }.get(name, {})
     llmcalc.memory("mixtral-8x7b", "training", framework="megatron", set="num_hidden_layers=2", **options).report()
 
 
@@ -55,14 +60,32 @@ def test_a_setting_of_every_framework_is_taken(name: str) -> None:
     ask(name)
 
 
+@pytest.mark.parametrize("name", sorted(ADAPTER_OPTIONS))
+def test_settings_of_adapters_are_taken(name: str) -> None:
+    values = {"lora_rank": 8, "lora_library": "mcore-bridge", "lora_targets": "o_proj", "lora_dtype": "bf16"}
+    adapters = {"lora_rank": 8, "lora_library": "mcore-bridge", name: values.get(name, True)}
+    small = {"seq": 64, "set": "num_hidden_layers=2", "framework": "megatron"}
+    llmcalc.memory("mixtral-8x7b", "training", **small, **adapters).report()
+
+
 @in_one_test
 @pytest.mark.parametrize(
-    "name", [name for name, found in TRAINING.items() if not found.setting.every_framework and name not in KNOWN]
+    "name",
+    [
+        name
+        for name, found in TRAINING.items()
+        if not found.setting.every_framework and name not in KNOWN and name not in ADAPTER_OPTIONS
+    ],
 )
 def test_any_other_is_refused(name: str) -> None:
     with pytest.raises(InputError) as error:
         ask(name)
-    if name not in ("source", "momentum", "loss_chunk"):  # refused for what they need, or for any decoder
+    if name not in (
+        "source",
+        "momentum",
+        "loss_chunk",
+        "logits_to_keep",
+    ):  # refused for what they need, or for any decoder
         assert ": not modelled with --framework megatron; expected no --" in str(error.value)
 
 

@@ -28,8 +28,8 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         ("vllm", "0.19.0", "qwen3-8b", {"max_model_len": "16384"}),
     ],
     "vllm_recipe.yaml": [
-        ("vllm", "", "Qwen/Qwen3-8B", {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-        ("vllm", "", "Qwen/Qwen3-4B", {"VLLM_USE_V2_MODEL_RUNNER": "0", "kv_cache_dtype": "fp8"}),
+        ("vllm", "", "Qwen/Qwen3-8B", {"VLLM_USE_V2_MODEL_RUNNER": "0", "block_size": "32"}),
+        ("vllm", "", "Qwen/Qwen3-4B", {"VLLM_USE_V2_MODEL_RUNNER": "0", "block_size": "32", "kv_cache_dtype": "fp8"}),
     ],
     "srt_slurm.yaml": [
         (

@@ -8,8 +8,10 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import Server
+from llmcalc.frameworks.sglang.states import slot_bytes_of
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
 
@@ -401,3 +403,14 @@ def test_flags_of_newer_versions() -> None:
 
 def test_a_model_without_a_context_length() -> None:
     assert memory("bloom-560m").assumed["--context-length"] == 2048
+
+
+@pytest.mark.parametrize(("format_name", "factor"), [("bfloat16", 2), ("float16", 2), ("float32", 4)])
+def test_states_have_the_number_format_of_a_flag(format_name: str, factor: int) -> None:
+    """A slot of Qwen3-Next: 36 layers with 32 x 128 x 128 elements, and the last 3 inputs of 8,192 channels in bf16."""
+    rank = EngineRank(llmcalc.load("qwen3-next-80b-a3b"))
+    inputs = 3 * 8192 * 2
+    assert slot_bytes_of(rank, {"mamba_ssm_dtype": format_name}) == 36 * (32 * 128 * 128 * factor + inputs)
+    assert slot_bytes_of(rank, {}) == 36 * (32 * 128 * 128 * 4 + inputs)
+    with pytest.raises(InputError, match="--mamba-ssm-dtype 'int8'"):
+        memory("qwen3-next-80b-a3b", "h200", tp=2, mamba_ssm_dtype="int8")

@@ -17,7 +17,8 @@ from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.sources.hardware import find_hardware
 
-LOGS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data/engines/vllm_logs.json").read_text())["rows"]
+TESTS = Path(__file__).parents[2]
+LOGS: list[dict[str, Any]] = json.loads((TESTS / "data/engines/vllm_logs.json").read_text())["rows"]
 GIB = 2**30
 
 
@@ -35,6 +36,8 @@ class Pool(NamedTuple):
 
 TWO_3090 = {"tensor_parallel_size": 2, "kv_cache_dtype": "fp8", "max_num_seqs": 2}
 PREFIXES = {"enable_prefix_caching": True}
+OF_65536 = PREFIXES | {"kv_cache_dtype": "fp8_e4m3", "max_model_len": 65_536}
+OF_262144 = {"max_model_len": 262_144, "max_num_seqs": 8}
 DRAFTS = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
 POOLS = (
     Pool(
@@ -120,6 +123,28 @@ POOLS = (
         24.05,
         482_080,
     ),
+    Pool("index:51912001300", "qwen3.6-35b-a3b", "0.20.0", "dgx-spark", OF_65536, 82.42, 2_158_880),
+    Pool("index:52377383460", "qwen3.6-35b-a3b", "0.20.0", "rtx-5090", OF_65536, 2.95, 75_456),
+    Pool("index:55685126685", "nemotron-3-nano-30b-a3b", "0.20.2", "dgx-spark", OF_262144, 34.32, 5_769_184),
+    Pool("index:7292846353", "qwen3-next-80b-a3b", "0.10.2", "h200", {"tensor_parallel_size": 2}, 44.59, 973_760),
+    Pool(
+        "index:61222544093",
+        "qwen3.5-27b",
+        "0.27.1",
+        "dgx-spark",
+        {"enable_prefix_caching": False, "max_model_len": 786_432},
+        50.29,
+        820_013,
+    ),
+    Pool(
+        "index:61511710941",
+        "glm-5.2",
+        "0.26.0",
+        "b200",
+        {"tensor_parallel_size": 4, "kv_cache_dtype": "fp8_e4m3", "max_model_len": 819_200},
+        50.62,
+        1_139_456,
+    ),
     Pool(
         "index:69808241206",
         "gemma4-e2b",
@@ -164,7 +189,8 @@ def computed(number: int) -> EngineMemory:
         hardware = hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
     record, version = engine_and_version(f"vllm=={row['version']}")
     scheme = {} if row["quantize"] is None else {"quantize": row["quantize"]}
-    return record.memory_on(llmcalc.load(row["target"]), hardware, version, {**row["flags"], **scheme})
+    target = TESTS / row["target"] if "/" in row["target"] else row["target"]
+    return record.memory_on(llmcalc.load(target), hardware, version, {**row["flags"], **scheme})
 
 
 @cache
@@ -195,8 +221,8 @@ def share(rows: list[Compared], within: float) -> float:
         ("weights", 0.001, 0.01, 0.8),
         ("profile_run", 0.01, 0.05, 0.85),
         ("kv_cache", 0.005, 0.05, 0.8),
-        ("kv_tokens", 0.005, 0.05, 0.75),
-        ("kv_tokens, complete flags", 0.001, 0.01, 0.9),
+        ("kv_tokens", 0.005, 0.05, 0.8),
+        ("kv_tokens, complete flags", 0.001, 0.01, 0.8),
     ],
 )
 def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least: float) -> None:
@@ -381,7 +407,6 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
 
 
 def test_whether_it_starts() -> None:
-    """The flags of #34 are not known: vLLM itself refuses its default of 1,024 sequences (its recipes, #831)."""
     rows = [(row, computed(number).starts) for number, row in enumerate(LOGS) if row["starts"] is not None]
     wrong = [
         f"{row['target']} {row['version']} #{row['id']}: {row['note'][:40]}"
@@ -389,7 +414,7 @@ def test_whether_it_starts() -> None:
         if starts != row["starts"]
     ]
     print(f"\nstarts: {len(rows) - len(wrong)} of {len(rows)}; wrong: {wrong}")
-    assert len(wrong) <= 5
+    assert len(wrong) <= 4
 
 
 def test_no_answer_is_far_off_without_an_estimate() -> None:

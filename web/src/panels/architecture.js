@@ -6,6 +6,7 @@ import { state } from "../state.js";
 import { t } from "../words.js";
 
 const WIDTH = 240, STREAM = 14, BOX = 32, NORM = 23, GAP = 8;
+const SHORT = 350; // pixels that stand beside the treemap alone; a taller drawing stands beside the formula too
 
 const sublayer = (name) => name.replace(/_(pre|post)_norm$/, "").replace(/_norm$/, "");
 
@@ -100,5 +101,6 @@ export function draw({ model, pick }) {
   };
   visit(answer.params.tree, "");
   const tip = s("marker", { id: "tip", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto" }, s("path", { d: "M0 0L6 3L0 6z", fill: "var(--dim)" }));
+  $("architecture").parentElement.classList.toggle("short", y <= SHORT);
   $("architecture").replaceChildren(s("svg", { viewBox: `0 0 ${WIDTH} ${y + 4}`, role: "group", "aria-label": t("Architecture, from input to output") }, s("defs", {}, tip), parts));
 }

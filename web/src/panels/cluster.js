@@ -42,8 +42,8 @@ function make() {
     size("cp", "cp", t("Context parallelism: ranks that divide each sequence")),
     size("ep", "ep", t("Expert parallelism: ranks that divide the experts")),
     size("dp", "dp", t("Data parallelism: replicas, each with micro-batches of its own")),
-    number("steps", "num_microbatches", t("micro-batches"), changed, { note: t("Of one step of each replica") }),
-    size("vpp", t("chunks a stage"), t("Virtual pipeline stages: chunks of layers of each rank of the pipeline")),
+    number("steps", "num_microbatches", t("Micro-batches"), changed, { note: t("Of one step of each replica") }),
+    size("vpp", t("Chunks a stage"), t("Virtual pipeline stages: chunks of layers of each rank of the pipeline")),
     choice("layout", "framework", t("Framework"), changed, { names: FRAMEWORKS }),
     choice("layout", "zero", t("Replicas divide"), changed, { note: t("ZeRO 1, 2 and 3"), names: DIVIDED, values: () => [0, 1, 2, 3] }),
     choice("run", "recompute", t("Recompute"), changed, { note: t("The same setting as in Training memory"), names: { none: t("nothing"), attention: t("attention"), "attention+matmuls": t("attention and products"), full: t("whole layers"), "every:2": t("every 2nd layer"), "every:4": t("every 4th layer") } }),
@@ -51,9 +51,9 @@ function make() {
   ];
   const again = () => { view.link(); drop(); };
   const plan = [
-    number("plan", "devices", t("devices"), again),
+    number("plan", "devices", t("Devices"), again),
     choice("plan", "hardware", t("Accelerator"), again, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("plan", "global_batch", t("sequences a step"), again, { empty: t("default"), note: t("Of all devices; a micro-batch of each if not given") }),
+    number("plan", "global_batch", t("Sequences a step"), again, { empty: t("default"), note: t("Of all devices; a micro-batch of each if not given") }),
   ];
   const button = h("button", { type: "button", class: "act", onclick: () => { view.link(); planned = null; plans.forget(); askPlan(); } }, t("Find layouts that fit"));
   made = { controls, plan, line: line(), planLine: line(), body: h("div", {}), ranked: h("div", {}), more: h("div", { class: "more" }) };
@@ -63,7 +63,7 @@ function make() {
     h("p", { id: "plan-status", class: "status", role: "status" }), made.ranked, made.planLine.row);
 }
 
-const devices = ({ world, tp, pp, cp, dp, ep }) => `${t(world === 1 ? "{0} device" : "{0} devices", integer(world))}: ${[["tp", tp], ["pp", pp], ["cp", cp], ["dp", dp]].filter(([, n]) => n > 1).map(([name, n]) => `${name} ${n}`).join(" · ") || t("one of each")}${ep > 1 ? t(", experts over {0}", ep) : ""}`;
+const devices = ({ world, tp, pp, cp, dp, ep }) => t("{0}: {1}", t(world === 1 ? "{0} device" : "{0} devices", integer(world)), `${[["tp", tp], ["pp", pp], ["cp", cp], ["dp", dp]].filter(([, n]) => n > 1).map(([name, n]) => `${name} ${n}`).join(" · ") || t("one of each")}${ep > 1 ? t(", experts over {0}", ep) : ""}`);
 
 function use(layout, micro) {
   Object.assign(state.layout, layout);
@@ -185,7 +185,7 @@ function paintAll() {
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
     instead ? h("p", { class: "quiet instead" }, t("The page begins with another layout, which this model cannot have: {0}.", translated(instead.why))) : "",
-    h("p", { class: "quiet said" }, h("b", { class: "big", title: t("{0} bytes", integer(used.device_bytes)) }, joined(bytes(used.device_bytes))), `${used.peak_rank === used.device_rank ? t(" needed by {0}, whose peak is in the {1}.", where, `${PHASES[phase]}${node ? `, ${node}` : ""}`) : t(" needed by {0}.", where)} ${t("{0} on {1}; micro-batches of a step: {2}, each of {3} × {4} tokens, {5}, {6} attention, with {7}.", answer.title, devices(layout), workload.num_microbatches, workload.batch, integer(workload.seq), workload.precision ?? workload.dtype, execution.attn_implementation, FRAMEWORKS[framework.name])}`),
+    h("p", { class: "quiet said" }, h("b", { class: "big", title: t("{0} bytes", integer(used.device_bytes)) }, joined(bytes(used.device_bytes))), `${used.peak_rank === used.device_rank ? t(" needed by {0}, whose peak is in the {1}.", where, node ? t("{0}, {1}", PHASES[phase], node) : PHASES[phase]) : t(" needed by {0}.", where)}${t(" {0} on {1}; micro-batches of a step: {2}, each of {3} × {4} tokens, {5}, {6} attention, with {7}.", answer.title, devices(layout), workload.num_microbatches, workload.batch, integer(workload.seq), workload.precision ?? workload.dtype, execution.attn_implementation, FRAMEWORKS[framework.name])}`),
     legend(parts, used.device_bytes, false), grid(used, layout),
     h("p", { class: "quiet" }, t("Unlisted ranks need as much as the listed rank of their stage.")),
     h("details", {}, h("summary", {}, t("Rank {0} on accelerators", worst.rank)), fitting(fits, parts, used.device_bytes)),

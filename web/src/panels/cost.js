@@ -22,9 +22,9 @@ function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
     choice("cost", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("cost", "devices", t("devices"), changed),
-    number("cost", "tokens", t("tokens"), changed, { note: t("Of the whole run: 15T, 300B") }),
-    number("cost", "price", t("price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
+    number("cost", "devices", t("Devices"), changed),
+    number("cost", "tokens", t("Tokens"), changed, { note: t("Of the whole run: 15T, 300B") }),
+    number("cost", "price", t("Price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
   $("cost").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "cost-status", class: "status", role: "status" }), made.body, made.line.row);
@@ -42,9 +42,10 @@ function paint() {
   if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
   const found = answer.found.cost, { layout } = found;
   const name = layout ? ["tp", "pp", "cp", "dp", "ep"].filter((one) => layout[one] > 1).map((one) => `${one} ${layout[one]}`).join(" · ") + (layout.zero ? ` · ZeRO ${layout.zero}` : "") : "";
+  const devices = `${integer(found.devices)} × ${found.hardware}`;
   const cells = Object.entries(found.cost).filter(([, value]) => value !== null).map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
   made.body.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, `${integer(found.devices)} × ${found.hardware}${name ? `, ${name}` : ""}`, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
+    h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, name ? t("{0}, {1}", devices, name) : devices, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
     h("div", { class: "figures" }, cells),
     h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note))))));
 }

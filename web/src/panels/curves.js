@@ -43,7 +43,7 @@ function chart(place, width, curves, write, base, what) {
   const drawing = s("svg", { width, height: HEIGHT }, grid, axis, here, lines, labels, marks);
   place.replaceChildren(...legend, drawing, said);
   const columns = [...new Set(xs)].sort((a, b) => a - b), at = (one, x) => one.points.find(([tokensOf]) => tokensOf === x)?.[1];
-  const texts = columns.map((x) => `${t("{0} tokens", integer(x))}: ${drawn.filter((one) => at(one, x)).map((one) => `${drawn.length > 1 ? `${one.title} ` : ""}${joined(write(at(one, x)))}`).join(", ")}`);
+  const texts = columns.map((x) => t("{0}: {1}", t("{0} tokens", integer(x)), drawn.filter((one) => at(one, x)).map((one) => `${drawn.length > 1 ? `${one.title} ` : ""}${joined(write(at(one, x)))}`).join(t(", "))));
   const show = (i) => {
     const x = columns[i];
     marks.replaceChildren(s("path", { class: "cursor", d: `M${X(x)} ${TOP}V${HEIGHT - BOTTOM}` }), ...drawn.filter((one) => at(one, x)).map((one) => s("circle", { cx: X(x), cy: Y(at(one, x)), r: 4, fill: SERIES[one.at] })));

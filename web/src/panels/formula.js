@@ -1,6 +1,6 @@
 // The formula of the chosen part. Those of presets at default settings were made when the page was built; any other
 // is made by SymPy in the browser, which is fetched once, when somebody asks for it.
-import { $, h, here, script } from "../dom.js";
+import { $, h, here, painted, script } from "../dom.js";
 import { integer } from "../format.js";
 import { ask, Refused } from "../python.js";
 import { asked, state } from "../state.js";
@@ -70,7 +70,7 @@ export async function draw(view) {
   try {
     if (algebra) await new Promise((resolve) => setTimeout(resolve, RESTS));
     if (key !== latest) return;
-    const [made] = await Promise.all([explained(model.model, node, defaults, withFirst), script("vendor/katex.min.js")]);
+    const [made] = await Promise.all([explained(model.model, node, defaults, withFirst), painted().then(() => script("vendor/katex.min.js"))]);
     if (key !== latest) return;
     const again = () => draw(view);
     if (!made) return place.replaceChildren(offer(again, t("Formulas of this model are made in your browser. ")));

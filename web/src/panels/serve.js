@@ -29,12 +29,12 @@ function make() {
     choice("serve", "engine", t("Engine"), changed, { note: t("The program that serves the model; by its own rule weights and cache fit"), names: { vllm: "vLLM", sglang: "SGLang", "tensorrt-llm": "TensorRT-LLM" } }),
     choice("serve", "quantize", t("Weights"), changed, { names: { auto: t("as published"), "fp8-dynamic": "fp8", "awq-int4-g128": t("4 bits (AWQ)"), nvfp4: "nvfp4" } }),
     choice("serve", "kv_dtype", t("KV cache"), changed, { names: { auto: t("default") } }),
-    number("serve", "devices", t("devices"), changed, { note: t("Of the whole server; by default as few as keep the limit"), empty: t("as needed") }),
-    number("serve", "concurrency", t("users at once"), changed, { note: t("Requests that are answered at the same time") }),
-    number("serve", "input", t("tokens in"), changed, { note: t("Of a prompt") }),
-    number("serve", "output", t("tokens out"), changed, { note: t("Of an answer") }),
-    number("serve", "tpot", t("most ms a token"), changed, { note: t("The limit of the time per output token, likely value"), empty: t("none") }),
-    number("serve", "price", t("price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
+    number("serve", "devices", t("Devices"), changed, { note: t("Of the whole server; by default as few as keep the limit"), empty: t("as needed") }),
+    number("serve", "concurrency", t("Users at once"), changed, { note: t("Requests that are answered at the same time") }),
+    number("serve", "input", t("Tokens in"), changed, { note: t("Of a prompt") }),
+    number("serve", "output", t("Tokens out"), changed, { note: t("Of an answer") }),
+    number("serve", "tpot", t("Most ms per token"), changed, { note: t("The limit of the time per output token, likely value"), empty: t("none") }),
+    number("serve", "price", t("Price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
   made = { controls, line: line(), start: line(t("The command that starts it"), "launch"), body: h("div", {}) };
   $("serve").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "serve-status", class: "status", role: "status" }), made.body, made.line.row);

@@ -2,11 +2,12 @@
 // are those of `llmcalc shape`, and the table is the one that it prints.
 import { short, ticks } from "../axes.js";
 import { $, h, s } from "../dom.js";
+import { line } from "../fields.js";
 import { bytes, flops, integer, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { readout } from "../readout.js";
 import { ask, Refused } from "../python.js";
-import { commandLine, commandParts } from "../shell.js";
+import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
 import { t, translated } from "../words.js";
 
@@ -106,8 +107,9 @@ function paint() {
   const said = t(shapes.length > 1 ? "{0}: {1} shapes of {2} parameters ± {3} %, {4}" : "{0}: {1} shape of {2} parameters ± {3} %, {4}", one.title, shapes.length, integer(budget.value), 100 * budget.tolerance, range);
   const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--kv-dtype", state.kv);
   const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, t("The numbers of {0} as a table", one.title)), table(one));
-  const figures = [h("figure", {}), h("figure", {})];
-  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, translated(one.table.notes[0])), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": t("The same on the command line") }, "$ ", commandParts(command)));
+  const figures = [h("figure", {}), h("figure", {})], below = line();
+  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, translated(one.table.notes[0])), ...refused, more, below.row);
+  below.write(command);
   chart(figures[0], drawn, one.band, { key: "flops_per_token", write: flops, base: 10, what: t("FLOPs per token at {0} tokens, forward pass", tokens(state.ctx)) });
   chart(figures[1], drawn, one.band, { key: "kv_bytes_per_token", write: bytes, base: 2, what: t("KV cache per token, {0}", state.kv) });
 }

@@ -52,7 +52,7 @@ function ask() {
   question.ask({ model: config, settings: request(state, "run", "adapter") }, { title: model.title, model: config });
 }
 
-const moment = ({ phase, node }) => `${PHASES[phase]}${node ? `, ${node}` : ""}`;
+const moment = ({ phase, node }) => (node ? t("{0}, {1}", PHASES[phase], node) : PHASES[phase]);
 
 /** A row a phase: what it holds at its highest point. */
 function phases(used) {

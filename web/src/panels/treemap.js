@@ -6,6 +6,7 @@ import { state } from "../state.js";
 import { t } from "../words.js";
 
 const HINT = () => t("Point at a part to see its size.");
+const STACKS = ["encoder", "decoder"]; // their layers have the same names
 const HEAD = 17; // pixels of the name of a group of layers
 
 /** Leaves of the tree with their paths; `params_in_all` counts every repeat. */
@@ -14,7 +15,7 @@ function leaves(node, kind = null, path = "") {
   for (const child of node.children ?? []) {
     if (child.optional || !child.params_in_all) continue;
     const below = { path: path ? `${path}.${child.name}` : child.name, kind: child.kind ?? kind };
-    if (child.children?.some((one) => one.params_in_all)) found.push({ ...below, name: child.name, group: child.kind === "layer" ? `${child.label ?? child.name} × ${child.repeat ?? 1}` : null, children: leaves(child, below.kind, below.path) });
+    if (child.children?.some((one) => one.params_in_all)) found.push({ ...below, name: child.name, group: child.kind === "layer" ? `${child.label ?? (STACKS.includes(path) ? path : child.name)} × ${child.repeat ?? 1}` : null, children: leaves(child, below.kind, below.path) });
     else found.push({ ...below, name: child.name, value: child.params_in_all, active: (child.active ?? child.params) / child.params });
   }
   return found;

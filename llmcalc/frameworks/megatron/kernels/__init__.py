@@ -8,13 +8,13 @@ check all of them.
 
 from __future__ import annotations
 
+from .adapters import AdapterKernels
 from .choices import RankChoices
 from .fp8 import weight_sizes
 from .lowering import GATHER_BUFFER, Parameter, PersistentTensors
-from .recompute import DiscardedKernels
 
 __all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankChoices", "RankLowering", "weight_sizes"]
 
 
-class RankLowering(DiscardedKernels):
+class RankLowering(AdapterKernels):
     """Runs the model's program on one rank, with all kernels of this folder."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from ....frozen import frozen
+from ..parallel_adapters import ParallelAdapters
 
 AttentionBackend: TypeAlias = Literal["fused", "flash", "unfused", "local"]
 
@@ -66,6 +67,7 @@ class RankChoices:
     recompute_activation: whether the outputs of experts' activations are freed and recomputed.
     recompute_up: whether the outputs of projections of latents are freed and recomputed.
     recompute_kinds: kinds of modules of a layer that are recomputed, each by itself.
+    adapters: the low-rank adapters that are trained beside frozen weights; None (default) if the weights are trained.
     """
 
     tp: int = 1
@@ -117,3 +119,4 @@ class RankChoices:
     recompute_activation: bool = False
     recompute_up: bool = False
     recompute_kinds: frozenset[str] = frozenset()
+    adapters: ParallelAdapters | None = None

@@ -65,9 +65,10 @@ class ExpertKernels(HeadKernels):
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16)]
+            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16) if is_trained else None]
 
-        self.node("linear", (x, weight), [output], backward, x)
+        is_trained = weight.needs_grad
+        self.node("linear", (x, weight), [output], backward, *([x] if is_trained else []))
         return output
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -559,10 +560,13 @@ class ExpertKernels(HeadKernels):
 
     def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
-        rows, n_in = x.shape
-        weights, biases = self.expert_weights(operation, n_in, width, "expert")
+        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], width, "expert"))
+
+    def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
+        """Runs a grouped product, which saves its input for the gradients of trained weights."""
+        (rows, n_in), is_trained = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
-        output = self.new(rows, width)
+        output = self.new(rows, weights[0].shape[0])
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -571,10 +575,11 @@ class ExpertKernels(HeadKernels):
             bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
-            saved_tensors[0] = None  # clear_tensor_data(*inputmats)
+            if is_trained:
+                saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node("grouped_linear", (x, *weights, *biases), [output], backward, x)
+        self.node("grouped_linear", (x, *weights, *biases), [output], backward, *([x] if is_trained else []))
         return output
 
     def do_act(self, operation: Step) -> None:

@@ -60,6 +60,7 @@ class HeadKernels(ElementwiseKernels):
             self._leave(stack_input)
             embeddings = self.enter_layers(x)
             del x
+            embeddings.leaf |= self.layers_input_takes_gradient
             self.values[id(stack_input)] = embeddings
             del embeddings
         if layer_scopes[0].about.get("kind") != "mtp":
@@ -68,6 +69,15 @@ class HeadKernels(ElementwiseKernels):
         last_hidden, storage = self.get(stack_input), stack_input.storage
         super().layers(layer_scopes)
         self.bind(storage, last_hidden)  # the output layer reads it after them
+
+    @property
+    def layers_input_takes_gradient(self) -> bool:
+        """Whether embeddings of a frozen table are made to take a gradient, so that layers can be recomputed.
+
+        Sources: modelscope/mcore-bridge, model/gpt_model.py, always; Megatron-Bridge, peft/recompute.py, only then.
+        """
+        adapters, is_recomputed = self.rank_choices.adapters, self.rank_choices.recompute != "none"
+        return adapters is not None and self.graph.enabled and (adapters.library == "mcore-bridge" or is_recomputed)
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""

@@ -7,6 +7,7 @@ megatron/core/tensor_parallel/layers.py and mappings.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ....algebra import Number
 from ....components.norm import Norm
@@ -181,40 +182,49 @@ class LinearKernels(RankKernels):
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
-        """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output."""
+        """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output.
+
+        The rows of a frozen weight's product are not saved. For an adapter the norm's output is returned, too
+        (`return_layernorm_output`, `return_layernorm_output_gathered`).
+        """
         kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
         rows = local_rows * kernel_choices.tp if is_sharded else local_rows
-        statistics: list[Tensor] = []
-        norm_output = x
-        if deferred_norm is not None:
-            norm_output = self.like(x)
-            has_mean = deferred_norm.options["spec"].type == "layernorm"
-            statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
+        norm_output, statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
         gathered_input = self.new(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
         output = self.new(rows, weight.shape[0])
+        has_norm, is_trained = deferred_norm is not None, weight.needs_grad
+        returns_norm = has_norm and self.norm_outputs is not None
+        returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
+        returned_norm = gathered_input if returns_gathered else norm_output
         del gathered_input
         inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, has_norm = x.shape, deferred_norm is not None
+        shape = x.shape
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], gradients: Any, needs_input_grad: Needs) -> Sequence[Gradient]:
             new, in_user_buffers = self.new, kernel_choices.user_buffers
-            gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers else None
+            output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
+            gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered_gradient = new(local_rows, n_in) if is_sharded and not in_user_buffers else None
+            input_gradient: Tensor | None = None if in_user_buffers or not needs_input_grad[0] else new(rows, n_in)
+            if returns_gathered:
+                input_gradient = new(rows, n_in)  # the sum with the gradient of the returned rows
+            scattered_gradient = (
+                new(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
+            )
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
-            saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
+            if is_trained:
+                saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
+            if norm_gradient is not None and not returns_gathered:
+                input_gradient, scattered_gradient = new(local_rows, n_in), None
             x_gradient = self.graph.new(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
@@ -224,10 +234,21 @@ class LinearKernels(RankKernels):
                 *bias,
             ]
 
-        saved_for_backward = [x, norm_output, *statistics] if has_norm else [x]
-        del norm_output
-        self.node("norm_linear" if has_norm else "linear", inputs, [output], backward, *saved_for_backward)
+        saved_norm_output = [norm_output] if is_trained or returns_norm else []
+        saved_for_backward = [x, *saved_norm_output, *statistics] if has_norm else saved_norm_output
+        del norm_output, saved_norm_output
+        outputs = [output]
+        if returns_norm and self.norm_outputs is not None and returned_norm is not None:
+            outputs.append(returned_norm)
+            self.norm_outputs.append(returned_norm)
+        del returned_norm
+        self.node("norm_linear" if has_norm else "linear", inputs, outputs, backward, *saved_for_backward)
         return output
+
+    def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
+        """Returns the output of a norm that is fused with a product, and its statistics."""
+        output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
+        return output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
@@ -275,8 +296,12 @@ class LinearKernels(RankKernels):
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
+        return self.engine_row_linear(x, weight)
+
+    def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Runs Linear in row-parallel mode, which saves its input for the gradient of a trained weight."""
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        in_user_buffers = self.rank_choices.user_buffers
+        in_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
         output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
         if is_sharded and not in_user_buffers:
@@ -291,11 +316,12 @@ class LinearKernels(RankKernels):
             if in_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
-            saved_tensors[0] = None  # clear_tensor_data(inputmat_total)
+            if is_trained:
+                saved_tensors[0] = None  # clear_tensor_data(inputmat_total)
             del gathered_gradient
             return [input_gradient, weight_gradient]
 
-        self.node("row_linear", (x, weight), [output], backward, x)
+        self.node("row_linear", (x, weight), [output], backward, *([x] if is_trained else []))
         return output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -324,7 +350,10 @@ class LinearKernels(RankKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
-        weight, bias = self.linear_weights(operation, operation.outs[0].width, "matrix")
+        return self.whole_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
+
+    def whole_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Runs the product of a weight that every rank has in full; a frozen weight's product saves no input."""
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
         output = self.new(rows, weight.shape[0])
@@ -333,10 +362,11 @@ class LinearKernels(RankKernels):
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
         ) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
-            gradients = [self.new(rows, n_in), self.weight_gradient(weight)]
+            gradients = [self.new(rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)])]
 
-        self.node("linear", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        inputs = (x, weight, *([] if bias is None else [bias]))
+        self.node("linear", inputs, [output], backward, *([x] if weight.needs_grad else []))
         return output
 
     def use_overlap_workspaces(self) -> None:
@@ -365,6 +395,8 @@ class LinearKernels(RankKernels):
             if operation.options["bias"]
             else None
         )
+        if not weight.needs_grad:
+            return self._frozen_output(x, weight, bias)
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
         rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
@@ -391,6 +423,32 @@ class LinearKernels(RankKernels):
             return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, bias)
 
         self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        return output
+
+    def _frozen_output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Computes the logits of a frozen output layer, which saves no input, from rows gathered in a tensor of theirs.
+
+        Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
+        """
+        shape, (local_rows, n_in) = x.shape, x.shape
+        rows = local_rows * self.rank_choices.tp if self.rank_choices.sequence_parallel else local_rows
+        if self.rank_choices.sequence_parallel:
+            gathered_rows = self.new(rows, n_in)
+            self.node("gather", (x,), [gathered_rows], lambda saved_tensors, g, needs_input_grad: [self.new(*shape)])
+            x = gathered_rows
+            del gathered_rows
+        self.persistent.use_torch_workspace("forward")
+        output = self.new(rows, weight.shape[0])
+        if bias is not None:
+            output = self.like(output)
+
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            self.persistent.use_torch_workspace("backward")
+            return [self.new(rows, n_in)]
+
+        self.node("output_layer", (x,), [output], backward)
         return output
 
 

@@ -58,6 +58,8 @@ class Parameter(NamedTuple):
     expert: whether it belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
     is_fp8: whether its elements have 8 bits; false by default.
+
+    A parameter is frozen if its tensor takes no gradient.
     """
 
     path: Path
@@ -65,6 +67,11 @@ class Parameter(NamedTuple):
     expert: bool
     role: str
     is_fp8: bool = False
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the parameter is trained."""
+        return self.tensor.needs_grad
 
     @property
     def size(self) -> int:
@@ -197,7 +204,8 @@ class RankKernels(Lowering):
     rank_choices: which kernels run.
     persistent: tensors that stay between passes.
     ordered_parameters: the parameters in the order in which the framework creates them.
-    role, in_expert: role of the parameter that is created, and whether it belongs to an expert.
+    role, in_expert, in_adapter: role of the parameter that is created, and whether it belongs to an expert or adapter.
+    norm_outputs: where a norm that is fused with a product leaves its output for an adapter; None without one.
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
     waiting_norms: value → the norm that the next column product computes.
@@ -213,6 +221,8 @@ class RankKernels(Lowering):
         self.ordered_parameters: list[Parameter] = []
         self.role: str = ""
         self.in_expert: bool = False
+        self.in_adapter: bool = False
+        self.norm_outputs: list[Tensor] | None = None
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
         self.module_of_step: dict[int, Scope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
@@ -292,7 +302,8 @@ class RankKernels(Lowering):
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created at its first use."""
         if key not in self.weights:
-            self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=True)
+            is_trained = self.rank_choices.adapters is None or self.in_adapter
+            self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
             is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
             self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, is_fp8))
         return self.weights[key]
@@ -451,8 +462,13 @@ class RankKernels(Lowering):
         """Returns the tensor itself if it is contiguous, otherwise a copy."""
         return x if x.is_contiguous else self.dense_copy(x)
 
-    def weight_gradient(self, weight: Tensor) -> Tensor:
-        """Returns the gradient of a weight, or its dummy if the product accumulates into the main gradient."""
+    def weight_gradient(self, weight: Tensor) -> Tensor | None:
+        """Returns the gradient of a weight, or its dummy if the product accumulates into the main gradient.
+
+        A frozen weight has none.
+        """
+        if not weight.needs_grad:
+            return None
         return (
             self.persistent.dummy_gradient(weight, self.graph)
             if self.rank_choices.fuses_gradient_accumulation
@@ -462,6 +478,12 @@ class RankKernels(Lowering):
     def dropout_mask(self, x: Tensor) -> Tensor:
         """Allocates a dropout mask, one byte per element."""
         return self.graph.new(x.shape, BOOL)
+
+    @property
+    def adapters_read_gathered_rows(self) -> bool:
+        """Whether adapters of column-parallel layers read the rows that the product gathered, of all ranks."""
+        adapters = self.rank_choices.adapters
+        return adapters is not None and adapters.library == "megatron-bridge"
 
     def statistics(self, rows: Number) -> Tensor:
         """Allocates a norm's statistics, one fp32 number per row."""

@@ -221,8 +221,11 @@ class AttentionKernels(Lowering):
         cap, dropout, float32, float32_scores = (
             operation.options[name] for name in ("cap", "dropout", "float32", "float32_scores")
         )
+        is_floored = self.choices.like_classes and operation.options["floors_scores"]
         output = self.run_attention_core(
-            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores),
+            lambda q, k, v, bias=None: self.core(
+                q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores, is_floored
+            ),
             q,
             k,
             v,
@@ -300,12 +303,14 @@ class AttentionKernels(Lowering):
         dropout: float = 0.0,
         float32: bool = True,
         float32_scores: bool = False,
+        is_floored: bool = False,
     ) -> Tensor:
         """Computes softmax(q·kᵀ)·v. sinks: per head, the score of one extra key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         float32: whether the softmax is in float32, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores.
+        is_floored: whether masked scores are limited from below.
         """
         aten = self.t
         if float32_scores:
@@ -319,6 +324,8 @@ class AttentionKernels(Lowering):
             scores = (
                 aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
             )
+            if is_floored:
+                scores = aten.minimum(scores, aten.new((), scores.dtype))
         in_float32 = float32 or (sinks is None and self.autocasts_to_float32)  # with sinks the call states its format
         number_format = FLOAT32 if in_float32 else scores.dtype
         if sinks is not None:

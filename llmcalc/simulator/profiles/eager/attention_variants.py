@@ -83,6 +83,12 @@ class AttentionVariantKernels(AttentionKernels):
         aten, (q, *keys) = self.t, (self.get(input_value) for input_value in operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
+            if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
+                count = selected_indices.shape[-1]
+                selected_rows = [aten.new((k.shape[0], count, *k.shape[2:]), k.dtype) for k in keys]
+                self.bind(operation.outs[0], aten.new((1, count), BOOL))
+                self._bind_selected(operation, selected_rows)
+                return
             index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [aten.gather(k, aten.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
             self.bind(operation.outs[0], aten.slice(mask, index.shape[1]))

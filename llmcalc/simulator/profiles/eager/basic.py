@@ -12,6 +12,7 @@ from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import Weight as VectorWeight
+from ....workload.derived_rows import Multiple
 from ....workload.rows import Rows
 from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
@@ -33,7 +34,7 @@ class BasicKernels(Lowering):
             lending_layer = operation.options.get("lent")
             path = self.module_path(levels_up=1 if lending_layer else 0)
             bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
-        rows = self.run_config.new(output.rows)
+        rows = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
@@ -41,6 +42,10 @@ class BasicKernels(Lowering):
         if operation.options.get("float32"):
             x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
         self.set(output, self.linear_output(operation, x, weight, bias))
+
+    def output_rows(self, operation: Step) -> Number:
+        """Returns the rows per sequence, the last ones, that a linear layer computes."""
+        return self.run_config.new(operation.outs[0].rows)
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
@@ -87,6 +92,11 @@ class BasicKernels(Lowering):
     def _look_up_indices(self, rows: Rows, index_kind: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
+            if isinstance(rows, Multiple) and rows.of in self.inputs:
+                ids = self.inputs[rows.of]
+                n_grams = self.t.new((ids.shape[0], self.run_config.new(rows)), INT64)
+                self.frames[-1].local_tensors["n-grams"] = n_grams
+                return n_grams
             if rows not in self.inputs:
                 reason = (
                     f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
@@ -193,10 +203,20 @@ class BasicKernels(Lowering):
         if activation_name == "situ":
             bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(bounded, self.t.function("sigmoid", x))
+        if activation_name in ("clamped", "clamped_plus_one"):
+            limited = self.t.clamp(x, both=True)
+            return limited if activation_name == "clamped" else self.t.add_number(limited)
+        if activation_name == "clamped_silu":
+            return self.t.function("silu", self.t.clamp(x))
+        if activation_name == "clamped_swish":
+            limited = self.t.clamp(x)
+            return self.t.mul(limited, self.t.function("sigmoid", self.t.scale(limited)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
             return self.t.exp(x)
+        if activation_name == "signed_root":
+            return self.t.mul(self.t.sqrt(self.t.clamp(self.t.absolute(x))), self.t.sign(x))
         if activation_name == "softmax":
             return self.t.softmax(x)
         if activation_name not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):

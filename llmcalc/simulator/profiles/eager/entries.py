@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ....algebra import exact_div, is_zero, minimum
+from ....algebra import Number, exact_div, is_zero, minimum
 from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.program import Step
 from ....ops import EntryCache
-from ...tensor import FLOAT32, INT64
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
@@ -75,6 +75,50 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
     @compared(BY_TORCH)
+    def do_of_lower_layer(self, operation: Step) -> None:
+        """Returns what a lower layer has kept under its name."""
+        self.refuse_recomputed(operation)
+        self.bind(operation.outs[0], self.memo[operation.options["slot"]])
+
+    @compared(BY_TORCH)
+    def do_candidates(self, operation: Step) -> None:
+        """Runs Chooser._candidates: gathers the candidates of a single token, else masks all other keys."""
+        aten, (keys, visible_mask) = self.t, (self.get(input_value) for input_value in operation.ins)
+        blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
+        if self.reads_selected(blocks.shape[1]):
+            offsets = aten.new((size,), INT64)
+            own_count = count - (count - 1) // size * size
+            in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), offsets)
+            in_blocks = aten.flatten(in_blocks, 1)
+            parts = [aten.slice(in_blocks, own_count), aten.slice(in_blocks, in_blocks.shape[-1] - size)]
+            positions = aten.cat(parts)
+            del in_blocks, parts
+            positions = aten.sort(positions)[0]
+            index = aten.unsqueeze(positions, -1)
+            gathered = aten.gather(keys, aten.expand(index, (*index.shape[:-1], keys.shape[-1])))
+            self.frames[-1].local_tensors["positions"] = positions
+            self.bind(operation.outs[0], gathered)
+            self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
+            return
+        blocks_of_all = -(-count // size)
+        in_blocks = aten.new((*blocks.shape[:2], blocks_of_all), BOOL)
+        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), size, 2), count)
+        self.bind(operation.outs[0], keys)
+        self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
+
+    def _find_blocks(self, masked_scores: Tensor, count: Number, size: Number) -> None:
+        """Runs Chooser._find_blocks: keeps the best blocks of each token for the layers above."""
+        aten, (batch, tokens, entries) = self.t, masked_scores.shape
+        blocks_of_all = -(-entries // size)
+        padded = aten.pad(masked_scores, blocks_of_all * size)
+        best = aten.new((batch, tokens, blocks_of_all), FLOAT32)
+        del padded
+        blocks_of_tokens = aten.like(self.span(tokens))
+        best = aten.scatter(best, blocks_of_tokens)
+        ranked = aten.sort(best)[1]
+        self.memo["candidate blocks"] = aten.slice(ranked, minimum(blocks_of_all, count))
+
+    @compared(BY_TORCH)
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
         aten, (scores, weights, visible_mask) = self.t, (self.get(input_value) for input_value in operation.ins)
@@ -85,10 +129,15 @@ class EntryKernels(AttentionVariantKernels):
         weighted_scores = aten.sum(weighted_scores, 1)
         scores = aten.to(weighted_scores, FLOAT32)
         del weighted_scores
-        top_entries = aten.sort(aten.masked_fill(scores, aten.like(visible_mask)))[1]
-        self.bind(
-            operation.outs[0], aten.slice(top_entries, minimum(top_entries.shape[-1], operation.options["top_k"]))
-        )
+        masked_scores = aten.masked_fill(scores, aten.like(visible_mask))
+        if operation.options["finds"] is not None:
+            self._find_blocks(masked_scores, *operation.options["finds"])
+        top_entries = aten.sort(masked_scores)[1]
+        top_entries = aten.slice(top_entries, minimum(top_entries.shape[-1], operation.options["top_k"]))
+        positions = self.frames[-1].local_tensors.get("positions")
+        if positions is not None:
+            top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
+        self.bind(operation.outs[0], top_entries)
 
     @compared(BY_TORCH)
     def do_among(self, operation: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....algebra import ceil_div
+from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
 from ....evidence import Witness, by_source, by_torch, compared
@@ -56,6 +56,9 @@ CUDNN_WORKSPACE = 256
 CHUNKS = 8
 """Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
 
+ENTROPY_ROWS = 128
+"""Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
+
 
 class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
@@ -94,6 +97,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
+        if self.choices.like_classes and operation.options["copies_heads"]:
+            q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
             output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
@@ -478,7 +483,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.head = (self.matrix(operation), bias)
         self.bind(operation.outs[0], self.flat(operation.ins[0]))
 
+    def output_rows(self, operation: Step) -> Number:
+        rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep
+        is_cut = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
+        return min(rows, last_rows + 1) if is_cut and last_rows is not None else rows
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.choices.cross_entropy == "selective":
+            return self._selective_loss(logits, labels)
         if self.choices.cross_entropy == "fused":
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
@@ -534,6 +546,53 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         output = aten.new((), logits.dtype)
         del losses, is_counted
         return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
+
+    @compared(CHOSEN, cross_entropy="selective")
+    def _selective_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Computes log-probabilities of the labels, and the entropies without a gradient, as TRL's GRPO.
+
+        Source: huggingface/trl, trainer/grpo_trainer.py, `_get_per_token_logps_and_entropies`, and trainer/utils.py,
+        `selective_log_softmax` and `entropy_from_logits`. The loss of log-probabilities is counted as their mean.
+        """
+        aten, (batch, tokens) = self.t, logits.shape[:2]
+        default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
+        logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
+        view = aten.scale_slice_in_place(logits, tokens - 1, 1)
+        last_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
+        log_probabilities = self._log_probabilities(view, aten.unsqueeze(last_labels, 2))
+        with self.graph.no_grad():
+            _entropies = self._entropies(view)
+        return aten.mean(aten.flatten(log_probabilities), keepdim=False)
+
+    def _log_probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Computes the labels' log-probabilities sequence by sequence."""
+        aten = self.t
+        if logits.dtype is FLOAT32:
+            of_labels = aten.gather(logits, labels)
+            log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
+            return aten.squeeze(aten.sub(of_labels, aten.unsqueeze(log_sums, 2)))
+        of_sequences: list[Tensor] = []
+        for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
+            of_rows = aten.log_softmax(rows)
+            of_sequences.append(aten.gather(of_rows, row_labels))
+        del rows, of_rows, row_labels
+        return aten.squeeze(aten.stack(of_sequences))
+
+    def _entropies(self, logits: Tensor) -> Tensor:
+        """Computes entropies of logits, 128 rows at a time."""
+        aten = self.t
+        rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
+        entropies: list[Tensor] = []
+        for start in range(0, rows.shape[0], ENTROPY_ROWS):
+            of_rows = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
+            probabilities = aten.scale(of_rows, "exp")
+            product = aten.mul(probabilities, of_rows)
+            del probabilities
+            total = aten.sum(product)
+            del product
+            entropies.append(aten.scale(total, "neg"))
+            del total
+        return aten.cat(entropies, 0)
 
     @compared(FLASH_LOSS, cross_entropy="flash")
     def _flash_loss(self, logits: Tensor, labels: Tensor, in_place: bool = False) -> Tensor:

@@ -135,8 +135,22 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         entries = self.selectable_entries
         batch, queries = self.get(operation.ins[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, entries)
+        if operation.options["finds"] is not None:
+            count, size = operation.options["finds"]
+            self.memo["candidate blocks"] = self.t.new((batch, queries, minimum(ceil_div(entries, size), count)), INT32)
         self.bind(operation.outs[0], self.t.new((batch, queries, minimum(entries, operation.options["top_k"])), INT32))
         del logits
+
+    @compared(BY_TORCH)
+    def do_candidates(self, operation: Step) -> None:
+        """Notes how many keys the blocks that a lower layer found have; the kernel reads them where they are."""
+        if not self.scores_in_kernel:
+            super().do_candidates(operation)
+            return
+        keys = self.get(operation.ins[0])
+        chosen_blocks = self.memo["candidate blocks"].shape[-1]
+        self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
+        self.bind(operation.outs[0], keys)
 
     @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
@@ -194,7 +208,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         super().do_add(operation)
 
 
-SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
+SELECTIONS = frozenset({"choose_entries", "of_lower_layer", "select_blocks", "whole_entries"})
 """Verbs whose kernels make indices, or note how many there may be."""
 
 

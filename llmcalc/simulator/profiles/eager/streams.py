@@ -67,6 +67,19 @@ class StreamKernels(Lowering):
             self.set(output, aten.add(aten.mul(weight_logits, scale_element), offset))
 
     @compared(BY_TORCH)
+    def do_delayed_weights(self, operation: Step) -> None:
+        """Returns the weights that the sublayer before has kept; of the first sublayer, those of the first stream."""
+        x, output, key = self.get(operation.ins[0]), operation.outs[0], operation.options["slot"]
+        self.refuse_recomputed(operation)
+        if key not in self.memo:
+            count = x.shape[-1]
+            first_stream = self.t.select(self.t.new((count, count), x.dtype), 0)
+            self.memo[key] = self.t.expand(first_stream, x.shape)
+        self.set(output, self.memo[key])
+        if operation.options["keeps"]:
+            self.memo[key] = x
+
+    @compared(BY_TORCH)
     def do_root_mean_square(self, operation: Step) -> None:
         aten, x = self.t, self.get(operation.ins[0])
         size = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))

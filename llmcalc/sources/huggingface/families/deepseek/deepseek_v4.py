@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family, Modules
-from ...parts import Table, combined_kinds, decoder, full_rope, glu, listed_kinds, moe, rmsnorm, uncounted_prediction
+from ...parts import (
+    Table,
+    clamped,
+    combined_kinds,
+    decoder,
+    full_rope,
+    glu,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    uncounted_prediction,
+)
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -25,6 +36,7 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 def _deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.must("n_shared_experts", 1)
+    config.must("hidden_act", "silu")
     depth, norm, width = (
         config.size("num_hidden_layers"),
         rmsnorm(config.number("rms_norm_eps")),
@@ -43,13 +55,13 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _compression_rates(config)
     variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased_network = glu(config, config.flag("mlp_bias"), width)
+    biased_network = clamped(glu(config, config.flag("mlp_bias"), width))
     scoring = _scoring(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        clamped(glu(config, width=width)),
         biased_network,
         router={"scoring_func": scoring},
     )

@@ -84,8 +84,8 @@ DFLASH: dict[str, Any] = {
 }
 UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | frozenset(
     """
-    attention_mode projector_type pure_draft_prefix_len sample_from_anchor shift_label sliding_window_non_causal
-    target_hidden_size
+    attention_backend attention_mode loss_decay_gamma num_anchors projector_type pure_draft_prefix_len
+    sample_from_anchor shift_label sliding_window_non_causal target_hidden_size
     """.split()  # noqa: SIM905
 )
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"

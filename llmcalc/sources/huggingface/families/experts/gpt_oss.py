@@ -12,11 +12,23 @@ from typing import Any
 
 from ...config import Config
 from ...family import EVERY, Family, Modules, Quirks
-from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, float32_rmsnorm, glu, moe, sliding_stack
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    clamped_by_steps,
+    decoder,
+    every_nth_full,
+    float32_rmsnorm,
+    glu,
+    moe,
+    sliding_stack,
+)
 
 
 def _gpt_oss(config: Config) -> Table:
-    block = _gpt_oss_layer(config, glu(config, bias=True), float32_softmax=False)
+    block = _gpt_oss_layer(config, clamped_by_steps(glu(config, bias=True)), float32_softmax=False)
     stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
@@ -43,7 +55,7 @@ def _privacy_filter(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _gpt_oss_layer(config, expert, sliding_window=2 * config.size("sliding_window") + 1)
+    block = _gpt_oss_layer(config, clamped_by_steps(expert), sliding_window=2 * config.size("sliding_window") + 1)
     table = decoder(config, block, block["norm"])
     table["encoder"] = table.pop("decoder")
     return table

@@ -15,6 +15,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
+    clamped_by_steps,
     combined_kinds,
     decoder,
     full_rope,
@@ -95,7 +96,7 @@ def _minimax_m3(config: Config) -> Table:
 
 def _swiglu(config: Config, width: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return {"intermediate_size": config.size(width), "hidden_act": "silu", "gated": True}
+    return clamped_by_steps({"intermediate_size": config.size(width), "gated": True})
 
 
 def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:

@@ -35,17 +35,20 @@ def _opt(config: Config) -> Table:
 
 def _xglm(config: Config) -> Table:
     config.must("add_cross_attention", False)
-    return _fairseq(config, "ffn_dim", "activation_function", {"type": "sinusoidal"})
+    return _fairseq(
+        config, "ffn_dim", "activation_function", {"type": "sinusoidal"}, float32_softmax=False, floors_scores=True
+    )
 
 
 def _biogpt(config: Config) -> Table:
     return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(config: Config, width: str, act: str, position: Table) -> Table:
+def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
+    """Returns a decoder of fairseq. softmax: further fields of its attention."""
     norm = layernorm()
     block = {
-        "attention": full_width_heads(config, **biases(True, *QKVO)),
+        "attention": full_width_heads(config, **softmax, **biases(True, *QKVO)),
         "feed_forward": plain_ffn(config, width, act),
         "norm": norm,
         "norm_placement": "pre",

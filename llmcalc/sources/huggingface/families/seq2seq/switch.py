@@ -35,7 +35,7 @@ def _switch(config: Config) -> Table:
     }
     experts = moe(config.size("num_experts"), 1, dense_network, router=biases(config.flag("router_bias"), "bias"))
     sparse_depths = {
-        "encoder": config.size("num_layers"),
+        "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
     table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_bias(config))

@@ -80,7 +80,7 @@ def decoder_depth(config: Config) -> int:
 
     These classes use `num_layers` before its alias num_hidden_layers replaces it.
     """
-    return config.maybe("num_decoder_layers") or config.size("num_layers")
+    return config.maybe("num_decoder_layers") or config.size_by_name("num_layers")
 
 
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:

@@ -24,7 +24,8 @@ def _whisper(config: Config) -> Table:
     for stack_name, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
         if stack_name in table:
             attention = table[stack_name]["block"][name]
-            table[stack_name]["block"][name] = {field: value for field, value in attention.items() if field != "k_bias"}
+            fields = {field: value for field, value in attention.items() if field != "k_bias"}
+            table[stack_name]["block"][name] = {**fields, "copies_heads": True}
     return table
 
 

@@ -1,0 +1,99 @@
+"""Routed value projections (MoVA): each token's values are a weighted sum of the outputs of a few of many projections.
+
+K2 Horizon 2026 (Institute of Foundation Models); transformers main: models/k2_horizon, `K2HorizonMoVAAttention`. All
+ranks have all projections, of which tensor parallelism divides the heads (SGLang: layers/mova.py).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK
+from ..networks.feed_forward import Activation, activate
+from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
+from ..networks.router import AnyRouter, LinearRouter
+from ..runtime import ForwardPass
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ValueExperts(Part):
+    """Value projections of which a router selects a few for each token.
+
+    num_experts: the number of projections.
+    num_experts_per_tok: the number of projections of each token.
+    hidden_act: the activation of each projection's output, `silu` by default.
+    router: the part that selects the projections; a linear layer with a softmax by default.
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+    kind: ClassVar[str] = "attention"
+
+    num_experts: Experts
+    num_experts_per_tok: TopK
+    hidden_act: Activation = "silu"
+    router: AnyRouter = LinearRouter()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
+        if self.router.type != "linear":
+            raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
+        return self
+
+    def source(self) -> str:
+        return "K2 Horizon 2026"
+
+    def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
+        """Records the values of all heads. x: the input of the values."""
+        experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
+        weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        recorder.hold(weights=weights, chosen=top_experts)
+        rows = recorder.dispatch(x, top_experts, experts, top_k)
+        recorder.hold(rows=rows)
+        y = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
+        recorder.hold(y=y)
+        return recorder.combine(y, weights, experts, top_k)
+
+    def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
+        """Builds the projections, from the hidden size to all heads of values together, and their router."""
+        return _reference_class()(self, model_properties, width)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ValueExpertsReference(nn.Module):
+        """The routed value projections. x: [batch, tokens, hidden] → [batch, tokens, heads · size]."""
+
+        def __init__(self, spec: ValueExperts, model_properties: ModelProperties, width: int) -> None:
+            super().__init__()
+            self.spec = spec
+            experts, top_k = spec.num_experts, spec.num_experts_per_tok
+            self.routing = spec.router.reference(model_properties, experts, top_k, experts)
+            for name, module in self.routing.modules.items():
+                self.add_module(name, module)
+            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, width, False)
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            weights, top_experts = self.routing(x, forward_pass)
+            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
+            rows = dispatch.rows(x)
+            group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
+            y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
+            del rows
+            values: Tensor = dispatch.combined(y, weights)
+            return values
+
+    return ValueExpertsReference

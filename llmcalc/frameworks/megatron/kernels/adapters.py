@@ -1,0 +1,167 @@
+"""Low-rank adapters beside the frozen linear layers of a rank, as mcore-bridge and Megatron-Bridge run them.
+
+Sources: modelscope/mcore-bridge at 02fb038, src/mcore_bridge/tuners/lora.py, `LoraParallelLinear`; Megatron-Bridge at
+067f987, src/megatron/bridge/peft/utils.py, `ParallelLinearAdapter`, and lora_layers.py, `LoRALinear`; what frozen
+weights save: TransformerEngine, module/layernorm_linear.py and linear.py, `backward_needs_input`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ....algebra import Number
+from ....flow.program import Step
+from ....simulator.strides import Shape
+from ....simulator.tensor import Gradient, Needs, Tensor
+from ..parallel_adapters import ParallelAdapters
+from .recompute import DiscardedKernels
+
+
+class AdapterKernels(DiscardedKernels):
+    """Linear layers with adapters, which tensor parallelism divides as their layers. Fused layers share an adapter."""
+
+    def adapter_of(self, operation: Step) -> ParallelAdapters | None:
+        """Returns the adapters if a linear layer has one of them."""
+        adapters = self.rank_choices.adapters
+        return adapters if adapters is not None and operation.name in adapters.targets else None
+
+    # --- layers with an adapter ---------------------------------------------------------------------------------------
+
+    def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+        """Runs a column-parallel layer; its adapter reads the output of the norm that is fused with it."""
+        adapters = self.adapter_of(operation)
+        if adapters is None:
+            return super().column_linear(operation, x, width)
+        self.norm_outputs = []
+        output = super().column_linear(operation, x, width)
+        x = self.norm_outputs.pop() if self.norm_outputs else x
+        self.norm_outputs = None
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], width)
+        if adapters.library == "mcore-bridge":
+            low_rank = self.whole_linear(self._with_dropout(x, adapters), lora_a)
+            del x
+            lora_output = self.engine_column_linear(low_rank, lora_b, None, [], None)
+        else:
+            low_rank = self._gather_columns(self._core_product(self._with_dropout(x, adapters), lora_a))
+            del x
+            lora_output = self._core_product(low_rank, lora_b)
+        del low_rank
+        return self._add_scaled(output, lora_output)
+
+    def row_linear(self, operation: Step, x: Tensor) -> Tensor:
+        """Runs a row-parallel layer with its adapter."""
+        adapters = self.adapter_of(operation)
+        if adapters is None:
+            return super().row_linear(operation, x)
+        output, bias = super().row_linear(operation, x), self.row_bias
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "row", x.shape[1], output.shape[1])
+        x = self._with_dropout(x, adapters)
+        if adapters.library == "mcore-bridge":
+            lora_output = self.whole_linear(self.engine_row_linear(x, lora_a), lora_b)
+        else:
+            lora_output = self._gather_columns(self._core_product(self._core_product(x, lora_a), lora_b))
+            if self.rank_choices.sequence_parallel:  # a view of this rank's rows
+                parts = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
+                lora_output = self.t.split(lora_output, parts, 0)[0]
+        del x
+        self.row_bias = bias
+        return self._add_scaled(output, lora_output)
+
+    def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
+        """Runs a layer that every rank computes in full, with its adapter."""
+        adapters, output = self.adapter_of(operation), super().undivided_linear(operation, x)
+        if adapters is None:
+            return output
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], output.shape[1])
+        x = self._with_dropout(x, adapters)
+        if adapters.library == "mcore-bridge":
+            low_rank = self.whole_linear(x, lora_a)
+            lora_output = self.whole_linear(low_rank, lora_b)
+        else:
+            low_rank = self._gather_columns(self._core_product(x, lora_a))
+            lora_output = self._gather_columns(self._core_product(low_rank, lora_b))
+        del x, low_rank
+        return self._add_scaled(output, lora_output)
+
+    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+        """Runs the experts' layer; mcore-bridge adapts each expert, Megatron-Bridge all of a rank by one adapter."""
+        adapters, output = self.adapter_of(operation), super().grouped_linear(operation, x, width)
+        if adapters is None:
+            return output
+        x = self._with_dropout(x, adapters)
+        previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        if adapters.library == "mcore-bridge":
+            weights = [
+                self._adapter_weights(operation, adapters, "expert", x.shape[1], width, str(i))
+                for i in range(self.local_experts)
+            ]
+            low_rank = self.grouped_product(x, [lora_a for lora_a, _ in weights])
+            lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in weights])
+        else:
+            lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], width)
+            low_rank = self._core_product(x, lora_a)
+            lora_output = self._core_product(low_rank, lora_b)
+        self.in_expert = previous_in_expert
+        del x, low_rank
+        return self._add_scaled(output, lora_output)
+
+    # --- what they consist of -----------------------------------------------------------------------------------------
+
+    def _adapter_weights(
+        self,
+        operation: Step,
+        adapters: ParallelAdapters,
+        role: str,
+        input_width: Number,
+        output_width: Number,
+        number: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Returns this rank's part of an adapter's weights A and B. number: of the expert; empty for none.
+
+        The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
+        """
+        tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and role != "expert" else 1
+        rank = adapters.rank // tp if role in ("column", "matrix") else adapters.rank
+        width = output_width // tp if role in ("row", "matrix") else output_width
+        shapes: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (width, adapters.rank)}
+        self.in_adapter = True
+        lora_a, lora_b = (
+            self.with_role(role, partial(self.weight, f"{operation.name}.{name}.weight{number}", shape))
+            for name, shape in shapes.items()
+        )
+        self.in_adapter = False
+        return lora_a, lora_b
+
+    def _with_dropout(self, x: Tensor, adapters: ParallelAdapters) -> Tensor:
+        """Returns an adapter's input after dropout, whose mask is saved."""
+        return self.dropout(x) if adapters.dropout else x
+
+    def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Runs a linear layer of Megatron-Core on rows that no rank divides; what ranks sum is summed in place."""
+        self.persistent.use_torch_workspace("forward")
+        output, shape = self.new(x.shape[0], weight.shape[0]), x.shape
+
+        def backward(
+            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            self.persistent.use_torch_workspace("backward")
+            return [self.new(*shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+
+        self.node("linear", (x, weight), [output], backward, x)
+        return output
+
+    def _gather_columns(self, x: Tensor) -> Tensor:
+        """Returns the columns of all tensor-parallel ranks (mappings.py, `_gather_along_last_dim`)."""
+        tp, shape = self.rank_choices.tp, x.shape
+        if tp == 1:
+            return x
+        parts = self.new(shape[0] * tp, shape[1])
+        output = self.new(shape[0], shape[1] * tp)
+        del parts
+        self.node("gather", (x,), [output], lambda saved_tensors, g, needs_input_grad: [self.new(*shape)])
+        return output
+
+    def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:
+        """Adds the scaled output of an adapter to that of its layer."""
+        return self.add(output, self.t.scale(lora_output))

@@ -1,0 +1,24 @@
+"""The low-rank adapters of a Megatron-Core run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...workload.lora import Library
+
+OPTIONS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", "lora_library"})
+"""The settings of adapters that Megatron-Core's have."""
+
+
+@dataclass(frozen=True)
+class ParallelAdapters:
+    """Low-rank adapters that are divided over ranks as the layers beside which they stand.
+
+    library: whose they are. rank: inner width. targets: names of the linear layers that have one.
+    dropout: whether the input of an adapter passes dropout.
+    """
+
+    library: Library
+    rank: int
+    targets: frozenset[str]
+    dropout: bool = False

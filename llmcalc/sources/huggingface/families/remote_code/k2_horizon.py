@@ -1,0 +1,115 @@
+"""K2 Horizon: Llama's layers with norms over parts of the width, mixtures of experts, and routed value projections.
+
+Institute of Foundation Models 2026. Sources: `K2HorizonForCausalLM` of transformers' main branch (models/k2_horizon),
+later than the release used here, and its ports in SGLang (models/xllm.py) and mlx-vlm (models/k2_horizon).
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, float32_rmsnorm, glu, moe, qk_norm, rope
+
+GATES = {"silu": "silu", "softplus": "softplus"}
+SPARSE_FIELDS = frozenset(
+    """
+    mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok
+    num_shared_experts router_score_func sliding_window
+    """.split()  # noqa: SIM905
+)
+"""Fields that only layers with experts, or only windows, need."""
+
+
+def _k2_horizon(config: Config) -> Table:
+    depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
+    norm = float32_rmsnorm(eps, groups=config.size("layernorm_num_groups"))
+    if config.size("hidden_size") % norm["groups"]:
+        raise config.wrong("layernorm_num_groups", norm["groups"], "a divisor of hidden_size")
+    head_dim = config.size("head_dim")
+    config.fields_read |= SPARSE_FIELDS
+    rotary = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
+    if rotary > head_dim or rotary % 2:
+        raise config.wrong("rope_head_dim", rotary, f"an even number up to head_dim, {head_dim}")
+    gate: Table = {}
+    if config.get("attention_gate_func") is not None:
+        gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
+    window = config.maybe("sliding_window") if config.flag("use_sliding_window") else None
+    mixer = attention(
+        config,
+        position=rope(config, rotary / head_dim),
+        sliding_window=window,
+        **gate,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **(qk_norm(float32_rmsnorm(eps), scope="per_head") if config.flag("query_key_norm") else {}),
+    )
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    experts = config.count("num_experts")
+    dense = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    step = config.size("decoder_sparse_step")
+    names = ["moe" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    sparse = _sparse_layer(config, experts) if "moe" in names else {}
+    return decoder(config, block, norm, stack=combined_kinds((names, {"dense": {}, "moe": sparse})))
+
+
+def _sparse_layer(config: Config, experts: int) -> Table:
+    """Returns what a layer with routed experts has of its own: its network, and in MoVA its values."""
+    scoring = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
+    router: Table = {"scoring_func": scoring}
+    if config.flag("moe_gate_bias"):
+        router["score_correction"] = "parameter"
+    width, shared = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    network = moe(
+        experts,
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=width * shared) if shared else None,
+        router=router,
+    )
+    value_experts = config.count("mova_num_experts")
+    if not value_experts:
+        return {"feed_forward": network}
+    values = {
+        "num_experts": value_experts,
+        "num_experts_per_tok": config.size("mova_num_experts_per_tok"),
+        "router": router,
+    }
+    return {"feed_forward": network, "attention": {"value_experts": values}}
+
+
+FAMILIES = {
+    "k2_horizon": Family(
+        _k2_horizon,
+        {
+            "vocab_size": 64256,
+            "hidden_size": 1536,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "layernorm_num_groups": 1,
+            "query_key_norm": False,
+            "rope_head_dim": None,
+            "attention_gate_func": None,
+            "num_experts": 0,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "moe_gate_bias": False,
+            "num_shared_experts": 0,
+            "router_score_func": "softmax",
+            "mova_num_experts": 0,
+            "mova_num_experts_per_tok": 0,
+        },
+        frozenset({"norm_topk_prob", "padding_idx", "router_scaling_factor"}),
+        code="https://github.com/huggingface/transformers/blob/main/src/transformers/models/k2_horizon",
+    ),
+}

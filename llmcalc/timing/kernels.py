@@ -1,0 +1,229 @@
+"""The parts of a rank's work: kernels with their sizes, messages, kinds of layers, and the pass that they are of.
+
+`work.py` records them; there is no constant in them and no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..algebra import Number
+from ..parallel.layout import ContextExchange
+from ..parallel.placements import Collective
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import AttentionImplementation, Execution
+from ..workload.rows import TOKENS
+from ..workload.run_config import RunConfig
+from ..workload.workload import Phase, Workload
+
+KernelKind: TypeAlias = Literal[
+    "product", "experts", "scores", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state",
+    "loss",
+]  # fmt: skip
+"""What a kernel does; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
+cost only its op knows, and `adapter` the element-wise work around an adapter's products.
+"""
+
+BEFORE, AFTER = -1, -2
+"""The layer index of what runs before the first layer, and after the last one."""
+
+STATE_BITS = 16
+"""Bits per element of a recurrent state without a number format of its own."""
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel, or a product that runs together with another kernel.
+
+    path: the path of its node in the model.
+    kind: what it does.
+    layer: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
+    times: how often it runs in one such layer.
+    verb: the recorder's verb of its first step.
+    m, n, k: rows, outputs and inputs of a product. Of attention, m is the queries of a sequence, n the keys, k the
+        width of a value.
+    weight_elements: elements of the weight; of experts, of a single expert.
+    flops: FLOPs of its matrix products in the forward and in the backward pass.
+    moved: elements of activations that the forward and the backward pass read and write.
+    cache_elements: elements of the cache that it reads.
+    heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
+    padding: query heads that the kernel computes, over those of this rank.
+    experts: number of experts of this rank.
+    chance: the chance that a token selects a certain expert.
+    routed_tokens: tokens that select among these experts.
+    launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
+    frozen: whether its weight has no gradient.
+    in_16_bits: whether it stays in 16 bits in a run of narrower formats.
+    """
+
+    path: str
+    kind: KernelKind
+    layer: int
+    times: Number
+    verb: str = ""
+    m: Number = 0
+    n: Number = 0
+    k: Number = 0
+    weight_elements: Number = 0
+    flops: tuple[Number, Number] = (0, 0)
+    moved: tuple[Number, Number] = (0, 0)
+    cache_elements: Number = 0
+    heads: Number = 1
+    kv_heads: Number = 1
+    dim: Number = 128
+    keys: Number = 0
+    padding: Number = 1
+    experts: Number = 1
+    chance: float = 1.0
+    routed_tokens: Number = 1
+    launches: tuple[int, int] = (1, 2)
+    in_16_bits: bool = False
+    frozen: bool = False
+
+
+class Adapters(NamedTuple):
+    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
+
+    rank: int
+    targets: frozenset[str]
+
+
+class LayerMessage(NamedTuple):
+    """A collective or point-to-point message of one layer.
+
+    layer: as in `Kernel`. collective: the message.
+    copies: rows of each token that it sends, one for each of its experts.
+    """
+
+    layer: int
+    collective: Collective
+    copies: Number = 1
+
+
+class LayerKind(NamedTuple):
+    """Equal layers of the model. label: their node's label. indices: their indices among all layers."""
+
+    label: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankPass:
+    """One pass of one rank: the run's sizes and the layout's groups.
+
+    batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
+    phase: training, prefill or decode.
+    tp, etp: ranks that divide heads and widths, and ranks that divide one expert (default tp).
+    ep, cp: ranks that divide the experts, and each sequence.
+    cp_comm: exchange of keys and values between the ranks of a sequence.
+    sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
+    fused: whether neighbouring element-wise steps are one kernel.
+    regathers: whether products gather their input tokens again in the backward pass.
+    reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
+    gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
+        1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
+    moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
+    sparse_heads: heads to which the kernel for selected latents pads the query heads of a rank, in prompts too; 0
+        (default) where prompts have no such kernel and expand the latents.
+    attention: implementation of attention, which decides the FLOPs of its backward pass.
+    pairs: convention of the query-key pairs that FLOPs count.
+    include: optional parts of the model that run.
+    adapters: what is trained in place of the weights; None (default) for the weights.
+    """
+
+    batch: Number = 1
+    seq: Number = 4096
+    context: Number = 0
+    phase: Phase = "training"
+    tp: int = 1
+    etp: int | None = None
+    ep: Number = 1
+    cp: Number = 1
+    cp_comm: ContextExchange = "p2p"
+    sequence_parallel: bool = False
+    fused: bool = True
+    regathers: bool = True
+    reduces_late: bool = False
+    gathered_ranks: int = 0
+    moves_all_rows: bool = False
+    sparse_heads: int = 0
+    attention: AttentionImplementation = "flash"
+    pairs: Pairs = "causal"
+    include: frozenset[str] = frozenset()
+    adapters: Adapters | None = None
+
+    @property
+    def expert_tp(self) -> int:
+        """The number of ranks that divide each expert."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether tensor-parallel ranks divide the tokens between products."""
+        return self.sequence_parallel and self.tp > 1
+
+    def run_config(self, sequence_parts: Number = 1) -> RunConfig:
+        """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
+        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
+        return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
+
+
+@dataclass
+class RankWork:
+    """The work of one pass on a rank that has all layers.
+
+    rank_pass: the pass.
+    kernels, messages: in the order in which the pass runs them.
+    layer_kinds: the kinds of layers.
+    params: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks together.
+    cache: layer → elements that one such layer caches.
+    adapters: layer → parameters of the low-rank adapters of one such layer.
+    """
+
+    rank_pass: RankPass
+    kernels: list[Kernel] = field(default_factory=list)
+    messages: list[LayerMessage] = field(default_factory=list)
+    layer_kinds: list[LayerKind] = field(default_factory=list)
+    params: dict[tuple[int, bool], Number] = field(default_factory=dict)
+    cache: dict[int, Number] = field(default_factory=dict)
+    adapters: dict[int, Number] = field(default_factory=dict)
+
+    def count(self, layer: int) -> int:
+        """Returns the number of layers of a kind; 1 for work before or after all layers."""
+        return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
+
+    @property
+    def tokens(self) -> Number:
+        """The number of tokens in the rank's part of each sequence, over all sequences."""
+        return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
+
+    @property
+    def forward_flops(self) -> Number:
+        """FLOPs of the forward pass through all layers."""
+        return sum(kernel.flops[0] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+
+    @property
+    def backward_flops(self) -> Number:
+        """FLOPs of the backward pass through all layers."""
+        return sum(kernel.flops[1] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+
+    @property
+    def parameters(self) -> Number:
+        """The number of parameters on a rank that has all layers."""
+        return sum(
+            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            for (layer, is_routed), parameter_count in self.params.items()
+        )
+
+    @property
+    def cache_elements(self) -> Number:
+        """The number of elements that all layers cache."""
+        return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
+
+
+def share(amount: Number, ranks: Number) -> Number:
+    """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
+    if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
+        return amount // ranks
+    return amount / ranks

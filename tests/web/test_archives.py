@@ -1,0 +1,53 @@
+"""The archives of the page's own Python: what is left out of them, nothing on the page imports (1 s)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .loading import ROOT, WEB, module
+
+build = module(WEB / "build.py")
+
+ON_THE_PAGE = [
+    path
+    for path in sorted((ROOT / "llmcalc").rglob("*.py"))
+    if not path.relative_to(ROOT).as_posix().startswith(build.NOT_ON_THE_PAGE)
+]
+
+
+def loaded_modules(tree: ast.AST) -> Iterator[str]:
+    """The modules that a module imports when it is imported itself, not when one of its functions runs."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+            yield child.module
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from loaded_modules(child)
+
+
+def is_left_out(name: str) -> bool:
+    path = name.replace(".", "/")
+    return f"{path}.".startswith(build.UNUSED_STANDARD_MODULES) or f"{path}/".startswith(build.UNUSED_STANDARD_MODULES)
+
+
+@pytest.mark.parametrize("path", ON_THE_PAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_module_of_the_page_imports_what_is_left_out_of_its_python(path: Path) -> None:
+    names = set(loaded_modules(ast.parse(path.read_text(encoding="utf-8"))))
+    assert {name for name in names if is_left_out(name)} == set()
+
+
+def test_what_is_left_out_are_modules_of_python() -> None:
+    """So that a name which is misspelt, or gone from Python, does not stand there; `pyodide` is not Python's own."""
+    named = [name.rstrip("./") for name in build.UNUSED_STANDARD_MODULES if not name.startswith("encodings/")]
+    packages = {name.partition("/")[0] for name in named} - {"pyodide"}
+    only_in_later_versions = {"_pyrepl", "profiling"}  # 3.13 and 3.15
+    assert packages - only_in_later_versions <= sys.stdlib_module_names
+    assert is_left_out("http.server")
+    assert not is_left_out("traceback")
