@@ -19,6 +19,7 @@ from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
 from ..flow.tree import Place, Use
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
@@ -72,7 +73,7 @@ class PeakByPath(NamedTuple):
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
-@dataclass(frozen=True)
+@frozen
 class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 

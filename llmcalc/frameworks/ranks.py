@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
 from ..evidence import Evidence
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, stages
 from ..parallel.messages import Message, rank_messages
@@ -35,7 +36,7 @@ MOST_LAYERS_OF_ALL_STAGES = 256
 """Layers of a pipeline up to which a rank of every stage is replayed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RankMemory:
     """The device memory of one rank of a layout.
 
@@ -47,7 +48,7 @@ class RankMemory:
     device: DeviceMemory
 
 
-@dataclass(frozen=True)
+@frozen
 class Cluster:
     """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
 

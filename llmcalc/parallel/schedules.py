@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
+from ..frozen import frozen
 from .layout import Layout, Schedule
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
@@ -68,7 +68,7 @@ class InFlight(NamedTuple):
         return sum(self.awaiting_backward) + sum(self.weights)
 
 
-@dataclass(frozen=True)
+@frozen
 class Pipeline:
     """The order of actions of every rank in a schedule.
 
@@ -371,7 +371,7 @@ class Deadlock(ValueError):
     """Raised for a schedule in which ranks wait for each other forever, or that repeats an action."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Timetable:
     """The start and end times of all actions in a step.
 

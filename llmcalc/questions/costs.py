@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
+from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
 from ..timing.spread import Amount
@@ -26,7 +27,7 @@ USUAL_STEP_TOKENS = 2**22
 """Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CostOptions:
     """The options of `llmcalc cost` as they were typed; None for an option that was not given.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from ..accelerator import Fit, Hardware
@@ -12,6 +12,7 @@ from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
@@ -34,7 +35,7 @@ MOST_TRIED = 2**16
 """Largest number of accelerators that is tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceFitting:
     """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
@@ -115,7 +116,7 @@ def fit_devices(
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class DevicesQuestion:
     """The run, the accelerator and the parallelism options of a search.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.inference_rank import check_serving, inference_rank, rank_memory
 from ..frameworks.registry import framework_of, layout_of
+from ..frozen import frozen
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -27,7 +28,7 @@ MOST_TRIED = 2**10
 """Largest number of accelerators that is tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Replica:
     """A layout of one replica, with the memory of its largest rank.
 
@@ -41,7 +42,7 @@ class Replica:
     decoding: TimedRun | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ServingFitting:
     """The answer whether inference fits on a number of accelerators, with its layouts.
 

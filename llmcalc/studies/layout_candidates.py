@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import InputError, shown
+from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble
 from ..timing.spread import TIE
@@ -17,7 +17,7 @@ AS_CONFIGURED = ""
 """A candidate's recomputation where it is that of the run's settings."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A layout that may fit, with its estimated bytes.
 

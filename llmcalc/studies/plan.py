@@ -13,12 +13,14 @@ from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
+from ..device_memory.device_memory import without_garbage_collection
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, Search, check_depth, search
@@ -109,7 +111,7 @@ class LayoutEstimates:
         return self._with[value]
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutPlan:
     """Sorts the layouts of a model on a number of devices.
 
@@ -171,6 +173,7 @@ MOST_LAYERS = 256
 """The largest number of layers of a model whose training layouts are searched."""
 
 
+@without_garbage_collection()
 def plan_of(
     memory: Memory,
     hardware: Hardware,
@@ -337,7 +340,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
         return False
 
 
-@dataclass(frozen=True)
+@frozen
 class _Candidates:
     """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
@@ -86,7 +87,7 @@ class Node(NamedTuple):
     by_bound: dict[Bound, float]
 
 
-@dataclass(frozen=True)
+@frozen
 class TimedRun:
     """A run with its estimated seconds.
 
@@ -245,7 +246,7 @@ def _node_of_bounds(path: str, component: str, seconds_by_bound: dict[Bound, flo
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeSettings:
     """The settings of a time estimate in addition to the settings of memory.
 

@@ -25,10 +25,10 @@ steps of their own (`Stack.mixed_steps`) does not save that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
@@ -44,7 +44,7 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 """Kinds of kernels whose weights a step reads once for all of its tokens."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Requests:
     """The sizes of equal requests: tokens of prompt and answer.
 
@@ -72,7 +72,7 @@ class Requests:
         return self.input + self.output
 
 
-@dataclass(frozen=True)
+@frozen
 class ServedLoad:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
@@ -104,7 +104,7 @@ class ServedLoad:
         return self.output * self.requests_per_second
 
 
-@dataclass(frozen=True)
+@frozen
 class Replica:
     """One copy of a model that serves requests.
 

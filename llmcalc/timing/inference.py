@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..algebra import Number, maximum
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
@@ -16,7 +17,7 @@ from .records import Stack
 from .work import rank_work
 
 
-@dataclass(frozen=True)
+@frozen
 class InferencePass:
     """The estimated seconds of an inference pass.
 

@@ -410,3 +410,14 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
     assert core < nodes["self_attn"] < work_seconds(recompute=1.0) - work_seconds()
     with pytest.raises(InputError, match="nodes:conv: no layer has that module; expected some of"):
         work_seconds(recompute_nodes=frozenset({"conv"}))
+
+
+@pytest.mark.parametrize(
+    ("collective", "share"),
+    [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 2 * 3 / 4), ("all_to_all", 3 / 4), ("send", 1)],
+)
+def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float) -> None:
+    """Within a domain of four ranks; an all-reduce carries it twice, and a message between two ranks is whole."""
+    device = device_of(find_hardware("h100-sxm"))
+    once, twice = (device.message_seconds(collective, 4, size) for size in (1e9, 2e9))
+    assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))

@@ -12,11 +12,11 @@ torch 2.13, with attention of `_scaled_dot_product_flash_attention`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ...errors import InputError
 from ...flow.program import Step
+from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import Graph, record
@@ -38,7 +38,7 @@ ROWS = 2
 """The axis of rows in [batch, heads, rows, size]."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Ring:
     """The ranks of a context-parallel group, each of which has a part of the sequence.
 
