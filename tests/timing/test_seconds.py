@@ -13,6 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import pipeline, timetable
+from llmcalc.reports.serve import _range_cell
 from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import Device, device_of
@@ -20,6 +21,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.price import Formats, price
 from llmcalc.timing.records import generations, stacks
+from llmcalc.timing.spread import Amount
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import rank_work
@@ -236,6 +238,14 @@ def test_every_figure_of_a_generation_has_a_source() -> None:
         sourced = [field for source in generation.sources for field in source.fields]
         assert set(sourced) == figures if name == "default" else set(sourced) <= figures
         assert len(sourced) == len(set(sourced))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(4.8, 160, "4.8-160 s"), (70, 200, "1.2-3.3 min"), (0.42, 12, "0.42-12 s"), (1800, 9000, "30-150 min")],
+)
+def test_a_range_from_less_than_a_minute_is_in_seconds(low: float, high: float, text: str) -> None:
+    assert _range_cell(Amount(high, low, high)) == text
 
 
 def test_the_range_of_overlap_is_refused_and_applied() -> None:
