@@ -42,15 +42,15 @@ MUTANTS = (
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
-    Mutant("components/networks/feed_forward.py", "x, ffn, bias=self.up_bias)) if", "x, ffn)) if"),
+    Mutant("components/networks/feed_forward.py", "x, ffn, bias=self.up_bias)))", "x, ffn)))"),
     Mutant("components/mixers/attention.py", 'x, (heads, dim), self.k_bias,', 'x, (heads, dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
     Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
-    Mutant("flow/tree.py", 'CACHE | SPARED | {"active_params"},', "CACHE | SPARED,"),
+    Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
     # costs
-    Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
+    Mutant("costs/params.py", "active - self.tree.total(max_sk", "active + self.tree.total(max_sk"),
     Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
     Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
     Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
     Mutant(
         "simulator/repeat_layers.py",
-        "(b - a) * missing_layers // added_layers",
-        "(b - a) * (missing_layers - 1) // added_layers",
+        "(longer_value - shorter_value) * missing_layers // added_layers",
+        "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
     ),
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weights)', "weights)"),

@@ -384,8 +384,8 @@ class PrefixCache:
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, pieces, strict=False))
-        shared_pieces = sum(1 for _ in alike)
+        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, pieces, strict=False))
+        shared_pieces = sum(1 for _ in equal_pairs)
         self._states = {played: state for played, state in self._states.items() if played <= shared_pieces}
         played_pieces = max(self._states, default=0)
         device = self._states[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)

@@ -69,8 +69,8 @@ def test_trl_colocates_vllm_by_default_and_keeps_it(tmp_path: Path) -> None:
     # weights and both moments in bf16
     assert rollout["weights"] == pytest.approx(2 * PARAMETERS, rel=1e-3)
     assert rollout["optimizer"] == pytest.approx(4 * PARAMETERS, rel=1e-3)
-    # 8 sequences, 768 completion tokens and the one before, two float32 matrices
-    assert passes["logits"] == 8 * 769 * VOCABULARY * 8
+    # 8 sequences, 768 completion tokens and the one before: logits in 16 bits and in float32
+    assert passes["logits"] == 8 * 769 * VOCABULARY * 6
     assert passes["engine_kv_cache"] == phases["update"]["engine_kv_cache"] == rollout["engine_kv_cache"]
     assert "reference" not in passes
 

@@ -75,10 +75,6 @@ PLAIN_NAMES = {
 }
 
 
-LIMIT = 7.0
-"""The limit of clamped activations (transformers, models/gpt_oss: `swiglu_limit`)."""
-
-
 class FeedForward(SingleWidthNetwork):
     """A feed-forward network with projections from hidden to intermediate and back to hidden size.
 
@@ -185,13 +181,13 @@ def activate(name: str, x: Tensor) -> Tensor:
     if name == "situ":
         return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
     if name == "clamped":
-        return x.clamp(-LIMIT, LIMIT)
+        return x.clamp(-7.0, 7.0)
     if name == "clamped_plus_one":
-        return x.clamp(-LIMIT, LIMIT) + 1
+        return x.clamp(-7.0, 7.0) + 1
     if name == "clamped_silu":
-        return F.silu(x.clamp(max=LIMIT))
+        return F.silu(x.clamp(max=7.0))
     if name == "clamped_swish":
-        limited = x.clamp(max=LIMIT)
+        limited = x.clamp(max=7.0)
         return limited * torch.sigmoid(limited * 1.702)
     if name == "relu2":
         return F.relu(x).square()
