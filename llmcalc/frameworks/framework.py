@@ -112,6 +112,10 @@ def _accept_every_run(memory_estimate: Memory, version: str) -> None:
     """Accepts every run; for frameworks without checks before a layout is known."""
 
 
+def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
+    """Accepts every layout; for frameworks without checks of their own."""
+
+
 def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns no values for the JSON document; the default `Framework.document`."""
     return {}
@@ -141,6 +145,7 @@ class Framework:
     nccl_is_known: whether the communicators are known at all; true by default.
     document: values of a run in its JSON document that differ from the settings.
     check: refuses a run that the framework has on no layout.
+    check_layout: refuses a layout that the framework has not for a run, without a replay.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
     implied_by: the options that imply it where no framework is named, in words, and a test of a layout's options.
     launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
@@ -170,6 +175,7 @@ class Framework:
     nccl_is_known: bool = True
     document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_document_values
     check: Callable[[Memory, str], None] = _accept_every_run
+    check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""

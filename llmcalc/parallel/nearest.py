@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, product
 from math import gcd, log2
@@ -33,28 +33,51 @@ GIVEN, UNEVEN = 2.0, 0.5
 
 @contextmanager
 def suggest_nearest_layouts(
-    spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None, maximum: int = 3
+    spec: ModelSpec,
+    layout_request: LayoutRequest,
+    seq: int | None = None,
+    maximum: int = 3,
+    check_layout: Callable[[Layout], object] | None = None,
 ) -> Iterator[None]:
     """Adds the nearest possible layouts to the error about an impossible layout.
 
     seq: tokens of a sequence; None (default) if unknown.
     maximum: largest number of layouts in the error.
+    check_layout: raises `InputError` for a layout that the framework refuses; None (default) for no such check.
     """
     try:
         yield
     except ImpossibleLayout as error:
         if not layout_request.has_options:
             raise
-        suggestions = nearest_layouts_text(spec, layout_request, seq, maximum)
+        suggestions = nearest_layouts_text(spec, layout_request, seq, maximum, check_layout)
         raise InputError(f"{error}; {suggestions}" if suggestions else str(error)) from None
 
 
 def nearest_layouts_text(
-    spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None, maximum: int = 3
+    spec: ModelSpec,
+    layout_request: LayoutRequest,
+    seq: int | None = None,
+    maximum: int = 3,
+    check_layout: Callable[[Layout], object] | None = None,
 ) -> str:
-    """Returns a text of options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
-    suggestions = [_options_text(layout) for layout in islice(nearest_layouts(spec, layout_request, seq), maximum)]
+    """Returns a text of options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible.
+
+    check_layout: see `suggest_nearest_layouts`.
+    """
+    layouts = nearest_layouts(spec, layout_request, seq)
+    accepted_layouts = (layout for layout in layouts if check_layout is None or _is_accepted(layout, check_layout))
+    suggestions = [_options_text(layout) for layout in islice(accepted_layouts, maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
+
+
+def _is_accepted(layout: Layout, check_layout: Callable[[Layout], object]) -> bool:
+    """Whether `check_layout` raises no error for a layout."""
+    try:
+        check_layout(layout)
+    except InputError:
+        return False
+    return True
 
 
 def _options_text(layout: Layout) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -343,10 +344,13 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     record = framework_of(layout) if launch is None else framework(launch.framework)
     check_precision(question.settings, record)
     version = layout.framework_version or ""
+    memory_on_one = question.under(record).on_one_device()
     with suggest_nearest_layouts(
-        question.preset.model, layout if launch is None else NO_LAYOUT_OPTIONS, question.tokens
+        question.preset.model,
+        layout if launch is None else NO_LAYOUT_OPTIONS,
+        question.tokens,
+        check_layout=partial(record.check_layout, memory_on_one),
     ):
-        memory_on_one = question.under(record).on_one_device()
         if launch is not None:
             ranks = Cluster.with_framework(
                 memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen

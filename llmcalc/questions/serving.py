@@ -36,6 +36,9 @@ MOST_MONEY = 1e12
 AUTO = "auto"
 """The word for the published number format in lists of formats."""
 
+MOST_TPOT_WITHOUT_UNIT = 5.0
+"""Seconds of a token; a larger number without a unit is not taken for seconds, as milliseconds were meant."""
+
 MOST_FORMATS = 8
 """Largest number of combinations of formats that are tried."""
 
@@ -178,7 +181,7 @@ def serve_study(
         options.concurrency,
         None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
         None if options.ttft is None else parse_duration("--ttft", options.ttft),
-        None if options.tpot is None else parse_duration("--tpot", options.tpot),
+        None if options.tpot is None else parse_duration("--tpot", options.tpot, MOST_TPOT_WITHOUT_UNIT),
     )
     speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")

@@ -32,7 +32,7 @@ from ..timing.stack import find_stack, with_attention, with_gradient_buffers, wi
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
 from ..timing.traffic import Traffic, traffic
 from ..timing.work import rank_work
-from ..units import DTYPE_BITS, signed_percent
+from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
 from ..workload.recompute import Recompute
@@ -50,6 +50,9 @@ SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", 
 
 DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "fp4"}
 """Number format of weights → format of their products; 16-bit formats are `bf16`."""
+
+GRADIENT_FORMATS = "float32", "bfloat16", "float16"
+"""Number formats of gradients whose sums are timed."""
 
 BLACKWELL = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
@@ -285,6 +288,7 @@ class TrainingTimes:
         self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
         self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
+        _refuse_wide_products(memory)
         self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
             raise InputError(
@@ -419,8 +423,18 @@ def recomputed_share(recompute: Recompute) -> float:
 
 
 def _gradient_buffer_bytes(memory: Memory) -> float | None:
-    """Returns the bytes per element of the gradient buffers that a run states; None if it does not."""
-    return None if memory.settings.grad_dtype is None else DTYPE_BITS[memory.states.grad_dtype] / 8
+    """Returns the bytes per element of the gradient buffers that a run states; None if it does not.
+
+    Raises `InputError` for a number format in which no framework sums gradients.
+    """
+    if memory.settings.grad_dtype is None:
+        return None
+    if memory.states.grad_dtype not in GRADIENT_FORMATS:
+        raise InputError(
+            f"--grad-dtype {short_dtype(memory.states.grad_dtype)}: the time of gradients in this format is not "
+            "modelled; expected fp32, bf16 or fp16"
+        )
+    return DTYPE_BITS[memory.states.grad_dtype] / 8
 
 
 def _adapters_of_run(memory: Memory) -> Adapters | None:
@@ -436,6 +450,12 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     return Adapters(low_rank.rank, low_rank.targets)
 
 
+def _refuse_wide_products(memory: Memory) -> None:
+    """Raises `InputError` for weights in 64 bits, whose products have no measured efficiency."""
+    if memory.states.dtype == "float64":
+        raise InputError("--dtype fp64: the time of products in 64 bits is not modelled; expected fp32, bf16 or fp16")
+
+
 def _training_format(memory: Memory) -> str:
     """Returns the number format of products in training; autocast runs them in 16 bits."""
     precision = memory.settings.precision or ""
@@ -445,7 +465,11 @@ def _training_format(memory: Memory) -> str:
 
 
 def inference_formats(memory: Memory, tokens: int) -> Formats:
-    """Returns the number formats of an inference run. tokens: tokens per sequence in its cache."""
+    """Returns the number formats of an inference run. tokens: tokens per sequence in its cache.
+
+    Raises `InputError` for weights in 64 bits.
+    """
+    _refuse_wide_products(memory)
     states = memory.states
     weight_bits = 8 * states.weights / states.count.total
     label = "" if states.quantized is None else states.quantized.scheme.label

@@ -251,6 +251,18 @@ def test_an_impossible_layout_is_told_the_nearest(name: str, asked: LayoutReques
             rank_model(spec, layout, layout.rank(pp=stage)).program()
 
 
+def test_no_layout_that_the_framework_refuses_is_suggested() -> None:
+    """Megatron's adapters of experts are not divided; the refused layout was the first of the suggestions."""
+    adapters = {"lora_rank": 8, "lora_library": "megatron-bridge", "lora_targets": "all-linear"}
+    sizes = {"tp": 4, "etp": 2, "ep": 4, "dp": 8}
+    question = {"phase": "training", "framework": "megatron", "seq": 4096}
+    with pytest.raises(InputError, match="expected --etp 1") as error:
+        llmcalc.memory("mixtral-8x7b", **question, **sizes, **adapters)
+    suggestions = str(error.value).partition("; nearest layouts: ")[2].split("; ")
+    assert suggestions[0] == "--tp 4 --dp 8 --ep 4 --etp 1"
+    assert not any("--etp 2" in layout for layout in suggestions)
+
+
 def test_other_errors_are_left_as_they_are() -> None:
     spec = llmcalc.load("t5-small").model
     with (

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import llmcalc
+from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.studies.layout_candidates import Candidate, by_time, ranked, ties
 
@@ -303,3 +305,19 @@ def test_zero_group_is_shards_in_groups(run: Any) -> None:
     assert answer(run, "time", *layout)["parts"]["update"] < grouped["parts"]["update"]
     memory = [answer(run, "memory", *layout, *words)["memory"]["device_bytes"] for words in ((), ("--zero-group", "8"))]
     assert memory[1] > memory[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grad_dtype": "fp64"}, "--grad-dtype fp64: .* expected fp32, bf16 or fp16"),
+        ({"grad_dtype": "fp8"}, "--grad-dtype fp8: .* expected fp32, bf16 or fp16"),
+        ({"dtype": "fp64"}, "--dtype fp64: .* expected fp32, bf16 or fp16"),
+        ({"dtype": "fp64", "phase": "prefill"}, "--dtype fp64: .* expected fp32, bf16 or fp16"),
+    ],
+)
+def test_formats_without_a_time_are_refused(options: dict[str, str], message: str) -> None:
+    """They were timed as 16 bits."""
+    with pytest.raises(InputError, match=message):
+        llmcalc.time("gpt2", **{"hardware": "h100", "phase": "training", **options})
+    assert llmcalc.time("gpt2", hardware="h100", phase="training", grad_dtype="fp32").result.range.estimate > 0

@@ -255,3 +255,12 @@ def test_a_stage_without_keys_is_no_reason_to_refuse_the_search(run: Any, tmp_pa
     document = serve(run, *words, "--tp", "1", "--pp", "2", code=1)
     assert document["servers"] == []
     assert "a pipeline stage without keys and values is not modelled" in json.dumps(document)
+
+
+def test_a_time_per_token_of_many_seconds_needs_its_unit(run: Any) -> None:
+    """`--tpot 30` meant 30 seconds."""
+    load = (*MODEL, "--concurrency", "8", "--tp", "1")
+    assert "--tpot 30: has no unit; expected 30ms, or 30s for seconds" in refusal(run, *load, "--tpot", "30")
+    limits = {text: serve(run, *load, "--tpot", text)["limits"]["tpot"] for text in ("30ms", "0.03", "30s", "4")}
+    assert limits == {"30ms": 0.03, "0.03": 0.03, "30s": 30.0, "4": 4.0}
+    assert serve(run, *load, "--ttft", "30")["limits"]["ttft"] == 30.0

@@ -363,6 +363,7 @@ def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
     for mixer, _ in mixers(spec):
         if isinstance(mixer, MLA):
             yield 0.0, int(mixer.qk_rope_head_dim)
+            continue
         position = getattr(mixer, "position", None)
         if isinstance(position, Rope):
             head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)

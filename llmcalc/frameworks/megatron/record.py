@@ -31,6 +31,7 @@ FRAMEWORK = Framework(
     nccl_is_known=False,
     document=FromFile(__package__, "run:document"),
     check=FromFile(__package__, "run:check"),
+    check_layout=FromFile(__package__, "settings_from_options:settings_of"),
     stack=FromFile(__package__, "stack:stack"),
     product_format=FromFile(__package__, "stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),

@@ -35,6 +35,7 @@ from .encoder_run import (
     patch_of_long_videos,
 )
 from .flags import CPU_CONNECTORS
+from .flashinfer_sampler import VARIABLE, assumes_torch_sampler, rules_with_sampler
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with, second_runner
 from .profile_run import ProfileRun
@@ -242,9 +243,19 @@ class Server(EngineServer):
 
     @cached_property
     def rules(self) -> Rules:
-        """The memory rules of the version, with the model runner that runs the model."""
+        """The memory rules of the version, with the model runner that runs the model and its sampler."""
         rules = self.record.rules(self.rule_numbers)
-        return rules if self.second_runner is None else rules_with(rules, self.second_runner)
+        if self.second_runner is not None:
+            rules = rules_with(rules, self.second_runner)
+        return rules_with_sampler(
+            self.record, self.rule_numbers, rules, self.flags, has_second_runner=self.second_runner is not None
+        )
+
+    @cached_property
+    def assumes_torch_sampler(self) -> bool:
+        """Whether torch's sort is counted where an installed FlashInfer would sample with fewer copies."""
+        has_second_runner = self.second_runner is not None
+        return assumes_torch_sampler(self.record, self.rule_numbers, self.flags, has_second_runner)
 
     @cached_property
     def state_rules(self) -> StateRules:
@@ -632,6 +643,8 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
 
 def _server_notes(server: Server) -> list[str]:
     notes = []
+    if server.assumes_torch_sampler:
+        notes.append(f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {VARIABLE}=1")
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
     if server.speculation.tokens:

@@ -12,6 +12,7 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion
 from .budget import Server, longest_request, memory
 from .compressed_blocks import compressed_layers
+from .flashinfer_sampler import VARIABLE
 
 FEWER_SEQUENCES = 64
 """The value of `--max-num-seqs` that is tried."""
@@ -34,6 +35,8 @@ def candidates(
         yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
+    if server.assumes_torch_sampler:
+        yield f"{VARIABLE}=1", {VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     longest_tokens = longest_request(preset, hardware, version, flags)

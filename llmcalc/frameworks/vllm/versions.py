@@ -51,6 +51,13 @@ class SecondRunner(VersionRange):
     counts_penalties: bool = False
 
 
+class FlashInferSampler(VersionRange):
+    """FlashInfer's sampler in a range of versions; the TOML file explains the fields."""
+
+    logits_copies: float = Field(gt=0)
+    is_automatic: bool = False
+
+
 class StateRules(VersionRange):
     """The rules for recurrent states of a range of versions; the TOML file explains the fields."""
 
@@ -155,6 +162,7 @@ class VLLMRecord(EngineRecord[Rules]):
     """The contents of `presets/engines/vllm.toml`."""
 
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
+    flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
     compressed_pages: tuple[CompressedPages, ...] = Field(min_length=1)
     video_frames: tuple[VideoFrames, ...] = ()

@@ -601,3 +601,9 @@ def test_outside_torch_a_dgx_spark_shares_its_memory_with_the_processor() -> Non
 def test_another_engine_behind_a_flag_is_named() -> None:
     with pytest.raises(InputError, match="--omni: starts vLLM-Omni, an engine of its own, which is not modelled"):
         answer(omni=True)
+
+
+def test_latent_attention_has_one_table_of_cosines() -> None:
+    """Its rotated dimensions are `qk_rope_head_dim`; 7168 / 128 = 56 further ones were counted beside them."""
+    rank = EngineRank(llmcalc.load("deepseek-v3"), Layout(), 0)
+    assert rank.rope_elements == 64 * 163_840

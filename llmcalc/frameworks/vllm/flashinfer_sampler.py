@@ -1,0 +1,46 @@
+"""FlashInfer's kernels of top-k and top-p in vLLM's sampler, which hold fewer copies of the logits than torch's sort.
+
+`presets/engines/vllm.toml` has the versions, with the source files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError
+from ..engines.versions import Numbers, ranges_at
+from .versions import Rules, VLLMRecord
+
+VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
+"""The variable that chooses FlashInfer's sampler, or torch's."""
+
+
+def rules_with_sampler(
+    record: VLLMRecord, version: Numbers, rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
+) -> Rules:
+    """Returns the memory rules with FlashInfer's sampler if the variable chooses it; otherwise `rules` themselves.
+
+    Raises `InputError` where FlashInfer's sampler is not modelled.
+    """
+    if not flags.get(VARIABLE):
+        return rules
+    rows = ranges_at(record.flashinfer_sampler, version)
+    if not rows or has_second_runner:
+        first, end = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
+        where = (
+            "of the second model runner is not modelled" if rows else f"is modelled from vLLM {first} on, before {end}"
+        )
+        raise InputError(f"{VARIABLE}=1: FlashInfer's sampler {where}; remove the variable")
+    sampler = {"logits_copies": rows[-1].logits_copies, "sampler_rows_per_unit": 0}
+    return rules.model_copy(
+        update=sampler | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
+    )
+
+
+def assumes_torch_sampler(
+    record: VLLMRecord, version: Numbers, flags: Mapping[str, Any], has_second_runner: bool
+) -> bool:
+    """Whether an installed FlashInfer would be the sampler, without a variable that says so."""
+    rows = ranges_at(record.flashinfer_sampler, version)
+    return bool(rows) and rows[-1].is_automatic and VARIABLE not in flags and not has_second_runner
