@@ -143,9 +143,7 @@ def report(
         answer_text += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
-    layout_note = (
-        "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
-    )
+    layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
     host = host_notes(largest_rank.device, layout.world)
     assumptions = [note for note in _launch_notes(launch) if ASSUMES_DEVICES.match(note)]
     notes = without_repetitions(
@@ -196,6 +194,14 @@ def report(
         ],
         warnings=as_warnings(preset, warnings),
     ).for_target(preset.target)
+
+
+def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
+    """Says how a layout was chosen for an accelerator."""
+    fits = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
+    title = chosen_for.title
+    choice = f"the most replicas that fit on {title}" if fits else f"none fits on {title}, this one requires least"
+    return f"layout: {choice}; --tp, --pp divide"
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:

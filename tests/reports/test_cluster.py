@@ -163,3 +163,15 @@ def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("qwen3-0.6b", "the most replicas that fit on GeForce RTX 3060"),
+        ("llama3-70b", "none fits on GeForce RTX 3060, this one requires least"),
+    ],
+)
+def test_a_chosen_layout_says_whether_it_fits(run: Any, model: str, words: str) -> None:
+    _, out, _ = run("memory", model, "--devices", "2", "--hardware", "rtx-3060", "--notes", columns=120)
+    assert f"layout: {words}; --tp, --pp divide" in out
