@@ -168,8 +168,8 @@ def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("qwen3-0.6b", "the most replicas that fit on GeForce RTX 3060"),
-        ("llama3-70b", "none fits on GeForce RTX 3060, this one requires least"),
+        ("qwen3-0.6b", "the most replicas that fit on GeForce RTX 3060 12 GB"),
+        ("llama3-70b", "none fits on GeForce RTX 3060 12 GB, this one requires least"),
     ],
 )
 def test_a_chosen_layout_says_whether_it_fits(run: Any, model: str, words: str) -> None:
