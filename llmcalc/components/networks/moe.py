@@ -34,7 +34,7 @@ from ..base import (
     ZeroExperts,
 )
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, apply_dropout, vector
 from .feed_forward import FeedForward, act_on_up, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
@@ -410,6 +410,7 @@ def expert_networks(
         y = recorder.mul(y, act_on_up(recorder, expert.up_act, mapped("up_proj", rows, ffn, bias=expert.up_bias)))
     else:
         y = recorder.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    y = recorder.dropout(y, "activation")
     recorder.hold(y=y)
     y = mapped("down_proj", y, *out, bias=expert.down_bias)
     recorder.hold(y=y)
@@ -575,6 +576,7 @@ def routed_class() -> type[nn.Module]:
             group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
             y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
             y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
+            y = apply_dropout(self, "activation", y)
             y = self.down_proj(y, expert, group_ends)
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 
