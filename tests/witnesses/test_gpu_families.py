@@ -23,7 +23,6 @@ LOOPS = "the class ran loops of torch, as without the kernels of mamba-ssm, fla 
 CACHES = "a step with a cache copies keys and values, after which the fused product is freed; the Trainer has no cache"
 BUFFERS = "the class has a mask in every layer as a buffer, 34 MB together"
 SCORES = "the class names scores before and after what it adds or scales, in float32"
-FUSED_GATE = "the class keeps the product of gate and up projections beside the result"
 FLOAT32_EXPERTS = "the class weights experts' outputs in float32"
 EMBEDDED = "the computed pass keeps the output of the embedding's norm, which the class has given up"
 FUSED_QKV = "the class keeps the product of queries, keys and values beside the scores"
@@ -63,8 +62,7 @@ TRAINING = {
 PREFILL = {
     **{name: cause for name, cause in TRAINING.items() if cause == LOOPS},
     "gpt-neo-1.3b": BUFFERS,
-    **dict.fromkeys(("gpt-j-6b", "codegen-350m", "bloom-560m", "bloom-1b7"), SCORES),
-    **dict.fromkeys(("phi3-mini", "phi-4-mini", "glm-4-9b", "glm-4-9b-0414"), FUSED_GATE),
+    **dict.fromkeys(("gpt-j-6b", "codegen-350m"), SCORES),
     **dict.fromkeys(
         (
             "deepseek-v2-lite",

@@ -391,6 +391,8 @@ def check_expert(expert: FeedForward) -> None:
         raise ValueError(
             "expert.hidden_act: 'xielu' has parameters, which are not supported in experts; expected another one"
         )
+    if expert.fused_gate:
+        raise ValueError("expert.fused_gate: is that of all experts' classes; expected false")
     if expert.sub_norm is not None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 

@@ -11,7 +11,17 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, clamped, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, uncounted_prediction
+from ...parts import (
+    Table,
+    clamped,
+    combined_kinds,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed_kinds,
+    rmsnorm,
+    uncounted_prediction,
+)
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 from .deepseek_v4 import HYPER_MODULES
