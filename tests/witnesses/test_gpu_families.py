@@ -228,6 +228,14 @@ def test_steps_without_a_cache_are_near(errors: list[Error]) -> None:
     assert all(abs(error.relative) < 0.0015 for error in fused)
 
 
+@pytest.mark.parametrize(
+    ("name", "status"), [("dbrx", "estimate"), ("switch-base-8", "estimate"), ("qwen3-30b-a3b", "exact")]
+)
+def test_experts_one_after_another_are_an_estimate(name: str, status: str) -> None:
+    settings = Settings("training", batch=1, seq=512, attn_implementation="eager")
+    assert memory(load(name).model, settings).tensors("eager").status == status
+
+
 def test_most_families_are_equal(errors: list[Error]) -> None:
     """Of all training steps, all prompts and all tokens, the share within 0.1 %."""
     for phase, share in (("training", 0.62), ("prefill", 0.3), ("decode", 0.7)):

@@ -168,6 +168,9 @@ class MoE(Network):
     shared_expert_mix: whether two learned scores, whose softmax weights the outputs of the routed experts and of the
         shared expert, are computed of the input by a linear layer with a bias (Klear); false by default.
     shared_scores: the scores that weigh the shared experts (Inkling), none by default.
+    expert_loop: whether its class of transformers runs one expert after another (DBRX, Switch Transformers), where
+        others run one product of all experts' rows; false by default. Counts do not change. Memory is counted as
+        of one product, so that of the class is an estimate.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -202,6 +205,7 @@ class MoE(Network):
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
+    expert_loop: Flag = False
     output_bias: Flag = False
     router_aux_loss_coef: Real | None = None
     router_z_loss_coef: Real | None = None

@@ -37,6 +37,7 @@ NUMERICS = frozenset(
         "scales_x",
         "fused_qkv",
         "fused_gate",
+        "expert_loop",
         "float32_loss",
         "logit_softcapping",
         "rope_theta",

@@ -33,7 +33,13 @@ def _switch(config: Config) -> Table:
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(config.size("num_experts"), 1, dense_network, router=biases(config.flag("router_bias"), "bias"))
+    experts = moe(
+        config.size("num_experts"),
+        1,
+        dense_network,
+        router=biases(config.flag("router_bias"), "bias"),
+        expert_loop=True,
+    )
     sparse_depths = {
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
@@ -71,6 +77,7 @@ def _nllb_moe(config: Config) -> Table:
             2,
             mlp(config.size(f"{stack_name}_ffn_dim"), act),
             router=biases(config.flag("router_bias"), "bias"),
+            expert_loop=True,
         )
         table[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
