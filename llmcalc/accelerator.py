@@ -7,12 +7,12 @@ figure is absent, never guessed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from .errors import InputError
+from .frozen import frozen
 from .record import FigureSource, Record
 from .units import DTYPE_NAMES
 
@@ -208,7 +208,7 @@ class ListedHardware(Hardware):
 Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Fit:
     """The verdict whether a run's memory fits on one accelerator.
 

@@ -18,10 +18,10 @@ from llmcalc.accelerator import Hardware
 from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import StackShape, stack_shape
-from llmcalc.studies.plan import bubble
 from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.execution import LatentForm

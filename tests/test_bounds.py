@@ -49,6 +49,48 @@ ANSWERED: dict[str, tuple[str, ...]] = {
         "memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "4", "--num-microbatches",
         "1000000",
     ),
+    "as many micro-batches as stages, a thousand": (
+        "memory", "llama3-8b?num_hidden_layers=1024", "--phase", "training", "--framework", "torch", "--pp", "1024",
+        "--num-microbatches", "1024",
+    ),
+    "thousands of stages": (
+        "memory", "llama3-8b?num_hidden_layers=4096", "--phase", "training", "--framework", "megatron", "--pp", "4096",
+    ),
+    "100,000 layers in 1,000 stages": (
+        "memory", "llama3-8b?num_hidden_layers=100000", "--phase", "training", "--framework", "megatron", "--pp",
+        "1000",
+    ),
+    "300 micro-batches of five chunks of each rank": (
+        "memory", "llama3-70b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "8", "--vpp",
+        "5", "--num-microbatches", "304",
+    ),
+    "a training fit of 256 layers on devices of many divisors": (
+        "fit", "llama3-8b?num_hidden_layers=256", "--hardware", "h100", "--devices", "720720", "--phase", "training",
+    ),
+    "a training fit of 240 layers on devices of many divisors": (
+        "fit", "llama3-8b?num_hidden_layers=240", "--hardware", "h100", "--devices", "720720", "--phase", "training",
+    ),
+    "serving of 10,000 layers on the most devices": (
+        "fit", "llama3-8b?num_hidden_layers=10000", "--hardware", "h100", "--devices", "1048576",
+    ),
+    "a training fit of 70B on the most devices": (
+        "fit", "llama3-70b", "--hardware", "h100", "--devices", "1048576", "--phase", "training",
+    ),
+    "serving of a mixture on devices of many divisors": (
+        "fit", "deepseek-v3", "--hardware", "h100", "--devices", "720720",
+    ),
+    "a training fit of a mixture on devices of many divisors": (
+        "fit", "deepseek-v3", "--hardware", "h100", "--devices", "720720", "--phase", "training",
+    ),
+    "a training fit of a hybrid at 1M tokens": (
+        "fit", "granite-4.0-h-small", "--hardware", "h100", "--devices", "1024", "--phase", "training", "--seq", "1M",
+    ),
+    "a plan of torch's rings at 1M tokens": (
+        "plan", "llama3-8b", "--hardware", "h100", "--framework", "fsdp2", "--devices", "1024", "--seq", "1M",
+    ),
+    "servers of 1M tokens in and out": (
+        "serve", "granite-4.0-h-small", "--hardware", "h100", "--input", "1M", "--output", "1M",
+    ),
     "a convolution over 1e6 tokens": ("explain", "lfm2-1.2b", "--set", "conv_L_cache=1000000"),
 }  # fmt: skip
 """Commands that are answered, with exit code 0, or 1 where nothing fits."""
@@ -95,7 +137,26 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "1,024 micro-batches of five chunks of each rank": (
         ("memory", "llama3-70b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "8", "--vpp",
          "5", "--num-microbatches", "1024"),
-        r"--num-microbatches 1024: a pipeline of torch .* expected at most 409",
+        r"--num-microbatches 1024: a pipeline of torch .* expected at most 307",
+    ),
+    "serving layouts of 10,000 layers on devices of many divisors": (
+        ("fit", "llama3-8b?num_hidden_layers=10000", "--hardware", "h100", "--devices", "720720"),
+        r"--devices 720720: none of the \d+ layouts with most replicas fits, and the search ended before \d+ others",
+    ),
+    "a plan of 1M sequences of 1M tokens": (
+        ("plan", "llama3-8b", "--hardware", "h100", "--framework", "fsdp2", "--devices", "1024", "--seq", "1M",
+         "--batch", "1M"),
+        r"--devices 1024: nothing fits so far, and the search ended before all \d+ layouts were tried and replayed",
+    ),
+    "100,000 layers of DeepSpeed": (
+        ("memory", "llama3-8b?num_hidden_layers=100000", "--phase", "training", "--framework", "deepspeed", "--dp", "8",
+         "--zero", "3"),
+        r"--framework deepspeed: 100,000 layers are too many, each of which is replayed; expected at most 10,000",
+    ),
+    "512 ranks of torch's ring": (
+        ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--cp", "512", "--seq", "1M", "--fsdp",
+         "1"),
+        r"--cp 512: a round of torch's ring is replayed for each rank; expected at most 256",
     ),
     "1e6 micro-batches of FSDP2's pipeline": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "4",
@@ -112,6 +173,13 @@ SLOW = {
     "a training fit of 1,000 layers",
     "a training fit of 1,000 layers with adapters",
     "a training fit of 100,000 layers",
+    "a training fit of 240 layers on devices of many divisors",
+    "a training fit of 70B on the most devices",
+    "a training fit of a mixture on devices of many divisors",
+    "a training fit of a hybrid at 1M tokens",
+    "a plan of torch's rings at 1M tokens",
+    "servers of 1M tokens in and out",
+    "300 micro-batches of five chunks of each rank",
 }
 """The plan of a dense model, the prompt of as many tokens and other deep models are tried anyway; what of many layers
 is replayed, simulator/test_unfolding.py and device_memory/test_fold.py count.

@@ -63,3 +63,16 @@ def test_the_command_starts_without_collections_and_without_a_search_for_plugins
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "True True None"
+
+
+def test_a_command_collects_no_garbage() -> None:
+    """Replays free what they made when nothing refers to it; at its end the process frees all without a search."""
+    code = (
+        "import gc, sys\nfrom llmcalc.cli import run\nruns = []\n"
+        "gc.callbacks.append(lambda phase, info: runs.append(phase))\n"
+        "sys.argv = ['llmcalc', 'memory', 'llama3-8b', '--phase', 'training']\n"
+        "try:\n    run()\nexcept SystemExit:\n    pass\n"
+        "print(len(runs), gc.get_count()[0] < 10_000, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "0 True"

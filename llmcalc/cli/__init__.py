@@ -7,8 +7,10 @@ a run and of a layout are declared in `device_memory/settings.py` and `parallel/
 
 
 def run() -> None:
-    """Runs the `llmcalc` command without garbage collection during imports, because all imported objects stay, and the
-    installed packages are not searched for plugins of pydantic, which nothing here is for.
+    """Runs the `llmcalc` command.
+
+    No garbage is collected during imports, because all imported objects stay, nor at the end of the process. Installed
+    packages are not searched for plugins of pydantic, which nothing here is for.
     """
     import gc
     import os
@@ -21,3 +23,5 @@ def run() -> None:
         main()
     except KeyboardInterrupt:  # before there is a command that could be interrupted
         raise SystemExit(130) from None
+    finally:
+        gc.freeze()  # the interpreter would look for cycles among all objects before it frees them

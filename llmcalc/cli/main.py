@@ -48,6 +48,9 @@ COMMANDS = (
 """Names of commands: modules of this package with a function `command`, or packages of commands. A module has
 underscores for hyphens."""
 
+COLLECTED_OBJECTS = 1_000_000
+"""New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
+
 
 def module_name(command: str) -> str:
     """Returns the name of a command's module, which is also the name of its Python function."""
@@ -108,6 +111,7 @@ def built_command(within: str, name: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
     gc.freeze()  # imported objects stay: no collection needs to traverse them
+    gc.set_threshold(COLLECTED_OBJECTS)
     gc.enable()  # `run` has disabled it
     return typer.main.get_command(app)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -13,6 +12,7 @@ import typer
 
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..frameworks.launch.kinds import launch_files
+from ..frozen import frozen
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import complete_name
@@ -122,7 +122,7 @@ TIME_OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class TimedRun:
     """The run to time, as the command line describes it.
 

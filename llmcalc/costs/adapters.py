@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar, get_args
 
 from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
+from ..frozen import frozen
 from ..ops import ExpertLinear, Linear, ParamTensor
 from ..workload.lora import (
     ALL_LINEAR,
@@ -25,7 +26,7 @@ from .trained_tensors import TrainedTensor, is_in_layer
 BASES: tuple[Base, ...] = get_args(Base)
 
 
-@dataclass(frozen=True)
+@frozen
 class LowRank:
     """LoRA adapters for frozen weights.
 

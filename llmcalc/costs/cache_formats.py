@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ..algebra import Number, exact_div
 from ..errors import InputError, suggest
 from ..flow.tree import Cost, Use
+from ..frozen import frozen
 from ..ops import KVCache, State
 from ..units import DTYPE_BITS, DTYPE_NAMES, bits_to_bytes
 from ..units import dtype as dtype_of
@@ -18,7 +18,7 @@ STATE_BITS = 16
 """Bits per element of a recurrent state in a model with a quantized cache: servers quantize only keys and values."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Vector:
     """The storage format of one head's key or value.
 
@@ -44,7 +44,7 @@ class Vector:
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class CacheFormat:
     """A storage format of the KV cache.
 

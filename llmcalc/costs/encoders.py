@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
 from ..components.inputs.base import Encoded
 from ..errors import InputError
 from ..flow.tree import Cost, Node
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..workload.inputs import EncoderPass, Inputs
 from ..workload.run_config import RunConfig
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EncoderRun:
     """The passes of one encoder, and of the projectors after it, over the inputs of every sequence.
 
@@ -31,7 +32,7 @@ class EncoderRun:
         return sum(node.total(cost, self.run_config) for node in self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EncodedInputs:
     """The images and the audio of every sequence, as a model reads them.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from ..algebra import Number, add, times
 from ..flow.tree import Node, Place
+from ..frozen import frozen
 from ..ops import ParamTensor
 from ..units import DTYPE_BITS, bits_to_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class TrainedTensor:
     """A trained tensor of the model.
 

@@ -9,18 +9,18 @@ that width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..components.base import HeadSizes, TokenMixer
 from ..components.stack import Stack
+from ..frozen import frozen
 from ..model import ModelSpec
 
 Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 """A function of a token mixer and its input width that returns the changed token mixer."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ModelChange:
     """A change to a model. key: the change's name in JSON. title: its name in tables."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ..accelerator import Hardware
 from ..errors import InputError
+from ..frozen import frozen
 
 KIB = 1024
 
@@ -49,7 +49,7 @@ UNIFIED = ("Apple", "Google", "AWS")
 _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 
-@dataclass(frozen=True)
+@frozen
 class Runtime:
     """The memory and the properties of the GPU on which a run executes.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
 from ..errors import InputError
 from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import RecordedEvents
@@ -60,7 +61,7 @@ class Point(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Term:
     """One term of the device's memory in bytes, with the evidence for it.
 
@@ -81,7 +82,7 @@ class Term:
     of_runtime: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceMemory:
     """The memory of one device, in bytes.
 
@@ -140,7 +141,7 @@ class RecordReplay(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@frozen
 class UnreplayedBytes:
     """Bytes that a run needs but the replay does not allocate, such as memory of image encoders.
 

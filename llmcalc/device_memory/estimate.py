@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..components.base import PUBLISHED
@@ -13,6 +13,7 @@ from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
@@ -66,7 +67,7 @@ class CountedMemory(NamedTuple):
     encoders: Sequence[EncoderPeak]
 
 
-@dataclass(frozen=True)
+@frozen
 class Memory:
     """The memory of a model on one device.
 

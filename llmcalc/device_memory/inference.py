@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..errors import InputError
 from ..flow.record import Flow
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
@@ -31,7 +31,7 @@ from ..workload.workload import Phase, Workload
 InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Inference:
     """The configuration of an inference replay.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
+from ..frozen import frozen
 from ..units import dtype
 from ..workload.execution import (
     AttentionImplementation,
@@ -142,7 +143,7 @@ def _scheme_names() -> Iterable[str]:
     return (*COMMON, "none")
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """The settings of a run on one device. None means the default. A setting of another phase is an error."""
 

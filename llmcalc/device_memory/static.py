@@ -7,7 +7,6 @@ Every kind is one entry of `MemoryUse.parts`. The bytes of a pass itself, such a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..algebra import Number, add, ceil_div
@@ -21,6 +20,7 @@ from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_n
 from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS, TOWERS
 from ..parallel.rank_model import RankModel
@@ -36,7 +36,7 @@ DEFAULT_TARGETS = ("q_proj", "v_proj")
 """Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MemoryUse:
     """The persistent memory of one copy of a model, in bytes.
 

@@ -7,13 +7,13 @@ step left.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from ..costs.trained_tensors import layers_of, trained_tensors
 from ..errors import InputError
 from ..flow.record import Flow
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
@@ -37,7 +37,7 @@ from .optimizers.run_step import run_step
 from .optimizers.step import OptimizedParameter
 
 
-@dataclass(frozen=True)
+@frozen
 class Training:
     """The configuration of a training replay.
 

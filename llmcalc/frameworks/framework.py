@@ -8,11 +8,12 @@ imported when a function is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..evidence import FrameworkEvidence
+from ..frozen import frozen
 from ..parallel.layout_rules import LayoutRules
 from .launch.record import Launch, LaunchFile, Plugin
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .peak_estimate import PeakEstimate
 
 
-@dataclass(frozen=True)
+@frozen
 class RunOnRanks:
     """The training run of a model over several devices.
 
@@ -61,7 +62,7 @@ class RunOnRanks:
         return self._settings[cuda_runtime]
 
 
-@dataclass(frozen=True)
+@frozen
 class FromFile:
     """A function in a file that is imported at the function's first call.
 
@@ -121,7 +122,7 @@ def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
     return "torch"
 
 
-@dataclass(frozen=True)
+@frozen
 class Framework:
     """The registry record of one training framework.
 

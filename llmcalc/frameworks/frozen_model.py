@@ -8,9 +8,9 @@ need no more than the loss of supervised training, with which a step is counted 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..frozen import frozen
 from ..units import DTYPE_BITS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
 
 
-@dataclass(frozen=True)
+@frozen
 class FrozenModel:
     """A frozen copy of the trained model, such as the reference model of DPO.
 
@@ -62,7 +62,7 @@ class FrozenModel:
         return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
 
 
-@dataclass(frozen=True)
+@frozen
 class SecondLoss:
     """A second loss over the same logits, which saves another copy of the logits.
 
@@ -89,7 +89,7 @@ class SecondLoss:
         return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}
 
 
-@dataclass(frozen=True)
+@frozen
 class Teacher(FrozenModel):
     """A frozen model of another size, whose outputs the trained model learns.
 

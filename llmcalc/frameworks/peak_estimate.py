@@ -19,11 +19,13 @@ from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
 from ..flow.tree import Place, Use
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
 from ..parallel.rank_program import shared_rank_program, similar_stage
-from ..parallel.schedules import Pipeline, pipeline
+from ..parallel.schedule_formulas import peak_in_flight
+from ..parallel.schedules import check
 from ..parallel.search import routed_experts
 from ..simulator.event_log import Recorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
@@ -71,7 +73,7 @@ class PeakByPath(NamedTuple):
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
-@dataclass(frozen=True)
+@frozen
 class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
@@ -249,8 +251,8 @@ class PeakEstimate:
             first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
             saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
             if any(saved_bytes):
-                schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
-                first_rank_bytes += schedule.peak_in_flight(0, saved_bytes)[0]
+                distinct = distinct_micro_batches(layout, micro_batches)
+                first_rank_bytes += peak_in_flight(layout, distinct, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
@@ -274,30 +276,40 @@ class PeakEstimate:
         return peaks[largest_stage], largest_stage
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
-        """Returns the peak bytes of the first rank of each pipeline stage."""
-        schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+        """Returns the peak bytes of the first rank of each pipeline stage.
+
+        A rank with the layers of the rank before has no more micro-batches in flight. In a schedule with one direction
+        it has that rank's peak here, which is no smaller than its own.
+        """
+        check(layout, distinct_micro_batches(layout, micro_batches))
+        two_way = layout.schedule == "dualpipe"
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if schedule.two_way:  # the second half of the micro-batches enters at the last rank
+        if two_way:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
-        return [
-            self._rank_peak(layout, schedule, rank, rank_stages, micro_batches)
-            for rank, rank_stages in enumerate(stages_by_rank)
-        ]
+        peaks: list[int] = []
+        previous_key: tuple[object, ...] = ()
+        for rank, rank_stages in enumerate(stages_by_rank):
+            all_in_flight = micro_batches <= layout.pp - rank
+            key = (all_in_flight, *((self._runs_of_kinds(stage), stage.first, stage.last) for stage in rank_stages))
+            is_like_previous = key == previous_key and layout.schedule in ("1f1b", "interleaved")
+            peaks.append(peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches))
+            previous_key = key
+        return peaks
 
-    def _rank_peak(
-        self, layout: Layout, schedule: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
-    ) -> int:
+    def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
         pass_bytes = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved_bytes, in_flight = schedule.peak_in_flight(rank, [batch.saved for batch in pass_bytes])
+        saved_bytes, in_flight = peak_in_flight(
+            layout, distinct_micro_batches(layout, micro_batches), rank, [batch.saved for batch in pass_bytes]
+        )
         parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, pass_bytes, strict=True)
@@ -319,7 +331,7 @@ class PeakEstimate:
                 if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
-        if schedule.two_way:
+        if layout.schedule == "dualpipe":
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         moment_bytes = (
@@ -556,6 +568,8 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
         chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
+        if chunk.lowering.ring is not None:
+            chunk.lowering.ring = replace(chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []
         for count in (repeats[0], *repeats):  # the first pass makes the gradients
             chunk.lowering.run_only = {} if count is None else {0: count}

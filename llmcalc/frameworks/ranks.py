@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
 from ..evidence import Evidence
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, stages
 from ..parallel.messages import Message, rank_messages
@@ -31,8 +32,11 @@ from .with_frozen_model import with_frozen_model
 MOST_PASSES_OF_ALL_STAGES = 2560
 """Layers times micro-batches of a pipeline up to which a rank of every stage is replayed, if each pass is replayed."""
 
+MOST_LAYERS_OF_ALL_STAGES = 256
+"""Layers of a pipeline up to which a rank of every stage is replayed."""
 
-@dataclass(frozen=True)
+
+@frozen
 class RankMemory:
     """The device memory of one rank of a layout.
 
@@ -44,7 +48,7 @@ class RankMemory:
     device: DeviceMemory
 
 
-@dataclass(frozen=True)
+@frozen
 class Cluster:
     """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
 
@@ -102,14 +106,13 @@ class Cluster:
     def ranks(self) -> tuple[int, ...]:
         """One rank of every pipeline stage, and the last of all ranks; of a long pipeline those that may need the most.
 
-        A pipeline is long if the passes of all its stages are more than `MOST_PASSES_OF_ALL_STAGES`, and each of them
-        is replayed.
+        A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
+        than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
         layers = sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
-        is_long = self.trains and self.framework.replays_every_micro_batch
-        if is_long and layers * self.micro_batches > MOST_PASSES_OF_ALL_STAGES:
-            return self.ranks_that_may_need_most
-        return self._rank_of_each_stage
+        replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
+        is_long = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        return self.ranks_that_may_need_most if self.trains and is_long else self._rank_of_each_stage
 
     @property
     def _rank_of_each_stage(self) -> tuple[int, ...]:

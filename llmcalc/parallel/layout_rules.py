@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..frozen import frozen
 from .layout import Zero
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutRules:
     """A framework's rules, by which a search enumerates its layouts.
 

@@ -13,13 +13,14 @@ loss: ranks that divide the vocabulary all-reduce the largest logit of each toke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number
 from ..errors import InputError
 from ..flow.value import Value
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import MTP
 from ..workload.recompute import NONE, Recompute
@@ -59,7 +60,7 @@ class Message(NamedTuple):
         return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Chunk:
     """A pipeline stage of this rank, with its program.
 
@@ -290,7 +291,7 @@ class ReplicaGroup(NamedTuple):
         return Message("expert replicas" if self.expert else "replicas", self.replicas, "all_reduce", bytes, count)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplicatedWeights:
     """The weights of a stage that a group of ranks replicates. width: bytes per element."""
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
+from ..frozen import frozen
 from .layout import Layout, Schedule
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
@@ -67,7 +68,7 @@ class InFlight(NamedTuple):
         return sum(self.awaiting_backward) + sum(self.weights)
 
 
-@dataclass(frozen=True)
+@frozen
 class Pipeline:
     """The order of actions of every rank in a schedule.
 
@@ -180,9 +181,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
             p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
         )
     group_size = p if group_size is None else group_size
-    forwards, backwards = _interleaved_passes("F", v, m, group_size), _interleaved_passes("B", v, m, group_size)
-    warmups = ((v - 1) * group_size + 2 * (p - 1 - rank) for rank in range(p))
-    return Pipeline(p, v, m, tuple(tuple(_alternating_passes(forwards, backwards, warmup)) for warmup in warmups))
+    return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
 
 
 def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
@@ -222,6 +221,15 @@ def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup:
     )
 
 
+def interleaved_order(ranks: int, chunks: int, micro_batches: int, group_size: int, rank: int) -> Order:
+    """Returns the order of a rank of an interleaved schedule."""
+    forwards = _interleaved_passes("F", chunks, micro_batches, group_size)
+    backwards = _interleaved_passes("B", chunks, micro_batches, group_size)
+    warmup = (chunks - 1) * group_size + 2 * (ranks - 1 - rank)
+    return tuple(_alternating_passes(forwards, backwards, warmup))
+
+
+@lru_cache(maxsize=4)
 def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
@@ -363,7 +371,7 @@ class Deadlock(ValueError):
     """Raised for a schedule in which ranks wait for each other forever, or that repeats an action."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Timetable:
     """The start and end times of all actions in a step.
 

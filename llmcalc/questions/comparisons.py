@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import usual_sequence
 from ..costs.params import ParameterCount
 from ..errors import InputError
+from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, name_in_errors
 from ..studies.selection import EVERY_MODEL, Selection
@@ -85,7 +86,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     return timed if timed.resident_bytes <= hardware.capacity_bytes else None
 
 
-@dataclass(frozen=True)
+@frozen
 class ShapeQuestion:
     """The question of `llmcalc shape`. A field is an option; None for an option that is not given."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
+from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
 from ..timing.spread import Amount
@@ -26,7 +27,7 @@ USUAL_STEP_TOKENS = 2**22
 """Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CostOptions:
     """The options of `llmcalc cost` as they were typed; None for an option that was not given.
 
@@ -151,7 +152,7 @@ def _usual_batch(seq: int, devices: int) -> int:
 
 def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
     """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
-    from ..studies.plan import plan_of
+    from ..studies.plan import early_end, plan_of
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
@@ -166,6 +167,8 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         nearest="never",
         time_settings=lambda record: time_settings(question, record, time_options),
     )
+    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+        raise early_end(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
             f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "

@@ -87,8 +87,15 @@ class _Run:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator of the run: the user's, else the log's, with the memory size that the log states."""
+        """The accelerator of the run: the user's, else the log's, with the memory size that the log states.
+
+        Raises `InputError` for a log that states a negative size.
+        """
         total, name = self.reading.total, self.question.hardware
+        if total is not None and total < 0:
+            raise InputError(
+                f"{self.question.file}: the device's memory in the log is {total} bytes; expected a positive size"
+            )
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total and total >= 2**20:
             hardware = memory_only(f"{total // 2**20}MiB")

@@ -355,7 +355,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best_replica = serving_replicas(memory_on_one, hardware, layout)
+            _, best_replica, _ = serving_replicas(memory_on_one, hardware, layout)
             ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
             answer_fields["chosen_for"] = hardware
         else:
@@ -482,7 +482,8 @@ def ask_plan(
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
-    from ..studies.plan import parse_sizes, plan_of
+    from ..studies.layout_candidates import parse_sizes
+    from ..studies.plan import plan_of
 
     requested_sizes = None if where is None else parse_sizes(where)
     question = replace(question, is_tried=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..device_memory.settings import settings_of
 from ..errors import InputError, shown
+from ..frozen import frozen
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
@@ -39,7 +40,7 @@ MOST_FORMATS = 8
 """Largest number of combinations of formats that are tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ServeOptions:
     """The options of `llmcalc serve` as they were typed; None for an option that was not given.
 

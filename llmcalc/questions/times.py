@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..device_memory.settings import Settings
 from ..errors import InputError, shown
+from ..frozen import frozen
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
@@ -40,7 +41,7 @@ def parse_nic(option_name: str, gigabytes: Any) -> float:
     return value * 1e9
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeOptions:
     """The options of `llmcalc time` as they were typed; None for an option that was not given.
 

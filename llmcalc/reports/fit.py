@@ -183,6 +183,8 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
+    if fit_answer.ended_early:
+        notes.append("the search ended early: fewer devices and larger runs may fit too")
     document = {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
@@ -246,6 +248,8 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
     )
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
+    if serving_answer.untried:
+        layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")
     document = {
         **_fit_document(preset, worst_fit),
         "devices": devices,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from ..accelerator import Fit, Hardware, fits
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
+from ..frozen import frozen
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD, Answer
@@ -67,7 +68,7 @@ class MemoryAnswer(Answer):
         return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class DeviceUse(MemoryAnswer, Memory):
     """The answer about the memory of a model on one device.
 

@@ -8,7 +8,8 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, position_of_layout, ties
+from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, ties
+from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text
@@ -105,6 +106,8 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 def _fitting_count(plan: Plan) -> str:
     verb = "fits" if len(plan.feasible) == 1 else "fit"
+    if not plan.unreplayed and UNTRIED in plan.refused:
+        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {verb}"
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts {verb}" if plan.feasible else "no layout fits"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
@@ -154,12 +157,14 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     if layout_plan.plan.unreplayed:
         layout_count = len(layout_plan.plan.unreplayed)
         upper_bound = max(candidate.upper_bound for candidate in layout_plan.plan.unreplayed)
+        more_replays = f"--rows {layout_plan.rows + layout_count} replays more of them"
+        if layout_plan.plan.ended_early:
+            more_replays = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
             f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
             "allocator's "
-            f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); --rows "
-            f"{layout_plan.rows + layout_count} replays more of them",
+            f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_replays}",
         )
     if not layout_plan.plan.tried:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, largest_need
+from ..frozen import frozen
 from ..sources.hardware import load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .document import Report
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class RanksUse(MemoryAnswer, Cluster):
     """The answer about the memory of a model on the ranks of a layout.
 

@@ -71,27 +71,33 @@ def unit_of(seconds: float) -> str:
     return "us"
 
 
+def range_unit(low_seconds: float, seconds: float) -> str:
+    """Returns the unit of a range that goes on to `seconds`: that of `seconds`, but minutes and hours from 1 on."""
+    unit = unit_of(seconds)
+    return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
+
+
 def _exponent_of(value: float) -> int:
     return 0 if value == 0 else int(f"{value:e}".partition("e")[2])
 
 
 def range_text(estimate: Range) -> str:
     """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
-    unit = unit_of(float(estimate.estimate))
+    unit = range_unit(float(estimate.low), float(estimate.estimate))
     likely_text = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
     return f"{range_of(estimate, ' to ')} {unit}, likely {likely_text}"
 
 
 def range_of(estimate: Range, separator: str = "-") -> str:
-    """Writes the ends of a range, in the unit of the likely value: `5.8-8.7`."""
-    unit = unit_of(float(estimate.estimate))
+    """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
+    unit = range_unit(float(estimate.low), float(estimate.estimate))
     low_text, high_text = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
     return f"{low_text}{separator}{high_text}"
 
 
 def tpot_text(timed_run: TimedRun) -> str:
     """Writes the range of the seconds per token: `8.1-12 ms`."""
-    return f"{range_of(timed_run.range)} {unit_of(timed_run.seconds)}"
+    return f"{range_of(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:

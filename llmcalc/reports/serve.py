@@ -14,7 +14,7 @@ from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
-from .seconds import class_text, duration, unit_of
+from .seconds import class_text, duration, range_unit
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -214,9 +214,9 @@ def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: Range | Amount) -> str:
-    """Writes a range of seconds, in the unit of its upper end: `0.42-12 s`."""
+    """Writes a range of seconds, in the unit of its upper end (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
-    unit = unit_of(high_seconds)
+    unit = range_unit(low_seconds, high_seconds)
     range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
     return f"{'-'.join(range_ends)} {unit}"
 

@@ -5,9 +5,8 @@ Sources: arXiv:2106.09685, arXiv:2305.14314.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number
+from ..frozen import frozen
 from ..workload.lora import Base, Library, stored_bytes
 from .tensor import FLOAT32, Dtype
 
@@ -18,7 +17,7 @@ KEEPS_DTYPE = (0, 43, 0)
 """The first version of bitsandbytes that decodes to the type of the weights, not always to float16 (#970)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Adapters:
     """The low-rank adapters that are trained in addition to frozen weights.
 

@@ -16,11 +16,12 @@ gives the same sums.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from .effort import EFFORT
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
 
 MIN_BLOCK_SIZE = 512
@@ -215,12 +216,13 @@ class CachingAllocator:
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
-    def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
+    def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
         """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
+        EFFORT.units += len(steps)
         blocks_by_number, expandable = self._block_of, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (count - len(blocks_by_number))
         allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
@@ -358,18 +360,23 @@ class CachingAllocator:
         return duplicate
 
 
+MOST_STATES = 32
+"""Largest number of allocator states that a `PrefixCache` stores of a run: each has every block of the run."""
+
+
 class PrefixCache:
     """Replays several runs on separate allocators, and replays their common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
-    after each common piece is stored, and the next run continues from the last one that it shares.
+    after common pieces is stored, and the next run continues from the last one that it shares.
 
     expandable: whether segments are expandable, as in `CachingAllocator`.
     """
 
     def __init__(self, expandable: bool) -> None:
         self._expandable = expandable
-        self._states: list[tuple[Stretch, CachingAllocator]] = []
+        self._pieces: Sequence[Stretch] = ()
+        self._states: dict[int, CachingAllocator] = {}
 
     def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
@@ -377,14 +384,17 @@ class PrefixCache:
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
-        equal_pieces = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
-        shared_pieces = sum(1 for _ in equal_pieces)
-        del self._states[shared_pieces:]
-        device = self._states[-1][1].copy() if shared_pieces else CachingAllocator(self._expandable)
-        for piece_index, (steps, base) in enumerate(pieces[shared_pieces:], shared_pieces):
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, pieces, strict=False))
+        shared_pieces = sum(1 for _ in alike)
+        self._states = {played: state for played, state in self._states.items() if played <= shared_pieces}
+        played_pieces = max(self._states, default=0)
+        device = self._states[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
+        distance = -(-opening_pieces // MOST_STATES)
+        for played, (steps, base) in enumerate(pieces[played_pieces:], played_pieces + 1):
             device.play(steps, count, base)
-            if piece_index < opening_pieces:
-                self._states.append((pieces[piece_index], device.copy()))
+            if played <= opening_pieces and not played % distance:
+                self._states[played] = device.copy()
+        self._pieces = pieces[:opening_pieces]
         return device
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
+from ..frozen import frozen
 from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Implementation, NormImplementation
 
 
-@dataclass(frozen=True)
+@frozen
 class Choices:
     """The chosen kernels and options of a replayed run.
 

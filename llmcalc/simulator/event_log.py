@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..algebra import Number
+from ..frozen import frozen
 from .meter import MOVABLE, Block, Place
 
 Event: TypeAlias = tuple[Any, int, Any]
@@ -112,7 +112,7 @@ class Recorder:
         return events
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedEvents:
     """The recorded memory events of a run: of the set-up, and of each part of its steps.
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from ..errors import InputError
 from ..flow.program import Scope
 from ..flow.value import Value
+from ..frozen import frozen
 from ..workload.rows import SOURCE, TOKENS
 from .tensor import Tensor
 
@@ -51,7 +52,7 @@ class Frame:
     path: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class RecomputedModule:
     """A module inside a layer that is recomputed in the backward pass.
 

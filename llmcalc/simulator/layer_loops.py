@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import lcm
 
 from ..flow.program import Scope
+from ..frozen import frozen
 from ..model import ModelSpec
 from .layer_pattern import RECORDED_REPEATS, find_pattern, layer_kinds
 from .meter import Place
@@ -14,7 +14,7 @@ SHORT_RUN_REPEATS = 3
 """Repeats in a run from which longer runs are extrapolated: the first, one between, and the last."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerStack:
     """The layers of a stack: a repeated pattern of layers, with irregular layers before and after the repeats.
 

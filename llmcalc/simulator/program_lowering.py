@@ -16,6 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import Graph
 from .cache_tensors import CacheTensors
+from .effort import EFFORT, UNITS_PER_OPERATION
 from .frame import ENTRY, INPUTS, Frame, ParameterSet
 from .layer_pattern import layer_kinds, shortened
 from .liveness import last_readers
@@ -295,6 +296,7 @@ class ProgramLowering(CacheTensors):
         kernel: Callable[[Step], None] | None = getattr(self, f"do_{operation.verb}", None)
         if kernel is None:
             raise self.not_modelled(operation, operation.verb)
+        EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
         self.release(operation, operation.ins)
 

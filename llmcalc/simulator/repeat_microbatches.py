@@ -17,8 +17,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from ..frozen import frozen
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
 from .event_log import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
 from .meter import Block, Meter, NoMeter, Peak, Place
@@ -401,12 +402,16 @@ class PassRecorder(PassCounter):
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = [without_storage(0, output)]
+        outputs = self._outputs(case[0], output)
         end = len(self.meter.events)
         self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
         return output
 
-    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
+    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+        """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
+        return [without_storage(0, output)]
+
+    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
         case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
@@ -428,7 +433,7 @@ class PassRecorder(PassCounter):
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedPasses:
     """The passes of a recorded run. events: the run's memory events. by_previous: as in `PassCounter`."""
 

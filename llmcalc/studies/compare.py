@@ -8,7 +8,6 @@ arXiv:2305.13245).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..components.base import HeadSizes, Network, TokenMixer
@@ -20,6 +19,7 @@ from ..costs.flops import flops
 from ..costs.params import ParameterCount, params, total_of
 from ..errors import InputError, suggest
 from ..flow.tree import Node
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..workload.workload import Workload
 
@@ -42,7 +42,7 @@ def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
     return lower <= round(hidden_size / num_hidden_layers) <= upper
 
 
-@dataclass(frozen=True)
+@frozen
 class StackShape:
     """The shape of one stack of layers, read from its most frequent kind of layer.
 
@@ -93,7 +93,7 @@ class StackShape:
         return self.num_key_value_heads / self.num_attention_heads
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantities:
     """The sizes and costs of one model.
 

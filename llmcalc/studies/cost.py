@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..frozen import frozen
 from ..timing.spread import Amount, Range
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """The cost of a run: days, device-hours, kWh and money, with their ranges.
 
@@ -64,7 +64,7 @@ NOT_COUNTED = {
 """What a cost leaves out, by what is run, and in its energy."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RunCost:
     """The cost of a run together with the timed run.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -14,6 +14,7 @@ from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
 from ..errors import InputError
+from ..frozen import frozen
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import decoded_token
@@ -41,7 +42,7 @@ RANK = 16
 """Rank of the adapters that are tried: the default of many recipes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Change:
     """A change of settings. option: its command-line options.
 
@@ -52,7 +53,7 @@ class Change:
     fit: Fit
 
 
-@dataclass(frozen=True)
+@frozen
 class Fitting:
     """The answer whether a run fits on one accelerator, the largest numbers that fit, and changes.
 
@@ -111,28 +112,34 @@ def largest_run(
         return least if least > capacity else run(name, candidate_size).device.device_bytes
 
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
-    first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
-    batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
-    if not longest_length:
-        return batch, 0
-    block_count = -(-longest_length // block)
-    blocks = largest(
-        lambda number: needed_bytes("seq", min(number * block, longest_length)),
-        capacity,
-        workload.seq // block if most_seq is None else block_count,
-        block_count,
-    )
-    seq = min(blocks * block, longest_length)
-    if seq < longest_length:
-        seq += largest(lambda number: needed_bytes("seq", seq + number), capacity, 1, min(block, longest_length - seq))
-    return batch, seq
+
+    # a paged cache is beside what is replayed, and without scores that grows slowly
+    is_linear = block > 1 and memory.attention == "flash"
+
+    def largest_size(name: str, most: int | None, maximum: int, step: int = 1) -> int:
+        start = int(getattr(workload, name)) if most is None else maximum
+        stored_bytes = (lambda size: int(run(name, size).states.total_bytes)) if most is None and is_linear else None
+        return largest(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes) if maximum else 0
+
+    batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
+    return batch, largest_size("seq", most_seq, longest_length, block)
 
 
-def largest(required_bytes: Callable[[int], int], capacity: int, start: int, maximum: int) -> int:
+def largest(
+    required_bytes: Callable[[int], int],
+    capacity: int,
+    start: int,
+    maximum: int,
+    step: int = 1,
+    stored_bytes: Callable[[int], int] | None = None,
+) -> int:
     """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 if there is none.
 
     required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.
+    step: bytes grow mostly where a multiple of it is exceeded; multiples are tried before other numbers. Default 1.
+    stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
+        capacity would be reached if the rest did not grow. None (default) for no such part.
     """
     excess_by_value: dict[int, int] = {}
 
@@ -141,18 +148,34 @@ def largest(required_bytes: Callable[[int], int], capacity: int, start: int, max
             excess_by_value[candidate] = required_bytes(candidate) - capacity
         return excess_by_value[candidate]
 
-    if excess(1) > 0:
-        return 0
-    low, high = 1, max(2, min(start, maximum))
-    while excess(min(high, maximum)) <= 0:
-        low = min(high, maximum)
-        if low == maximum:
-            return maximum
-        high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)))
-    turn = 0
+    low, high = min(step, maximum), min(step, maximum)
+    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low)
+    if excess(low) > 0:
+        low = 1
+        if excess(low) > 0:
+            return 0
+    elif low < maximum:
+        if stored_bytes is not None and is_predicted:
+            known = start if low < start <= maximum and excess(start) <= 0 else low
+            start = largest(stored_bytes, stored_bytes(known) - excess(known), start, maximum)
+        high = max(low + 1, min(start // step * step, maximum))
+        tries_next = is_predicted
+        while excess(high) <= 0:
+            low = high
+            if low == maximum:
+                return maximum
+            widened = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
+            widened = max(low + step if is_predicted else 2 * low, widened) // step * step
+            high, tries_next = min(maximum, low + 1 if tries_next else widened), False
+    first, turn = low, 0
     while high - low > 1:
-        candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, turn)))
-        turn += 1
+        if high > NEAR * low and not is_predicted:
+            candidate = math.isqrt(low * high)
+        else:
+            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, turn)))
+        if high - low > step:
+            candidate = max(low + 1, candidate // step * step)
+        turn += low > first or not is_predicted  # a prediction that is too large leaves one number on the line
         low, high = (candidate, high) if excess(candidate) <= 0 else (low, candidate)
     return low
 
@@ -164,29 +187,31 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
+def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
-    if lowest_too_large > NEAR * highest_fitting:
-        return math.isqrt(highest_fitting * lowest_too_large)
     if turn % 3 == 0:
-        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_of[highest_fitting] // (
-            excess_of[lowest_too_large] - excess_of[highest_fitting]
+        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
+            excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _linear_crossing(excess_of, highest_fitting) + 1 if turn % 3 == 1 else (highest_fitting + lowest_too_large) // 2
+        _linear_crossing(excess_by_value, highest_fitting) + 1
+        if turn % 3 == 1
+        else (highest_fitting + lowest_too_large) // 2
     )
 
 
-def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
+def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
-    lower_number = max((candidate for candidate in excess_of if candidate < highest_fitting), default=highest_fitting)
-    rise = excess_of[highest_fitting] - excess_of[lower_number]
+    lower_number = max(
+        (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
+    )
+    rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_of[highest_fitting] // rise
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // rise
         if rise > 0
         else WIDEN * highest_fitting
     )

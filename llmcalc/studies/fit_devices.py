@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from ..accelerator import Fit, Hardware
@@ -12,17 +12,30 @@ from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
+from ..simulator.effort import Budget
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, LayoutEstimates, LayoutPlan, Nearest, Order, plan_of, replayed
+from .layout_candidates import Candidate
+from .plan import (
+    RECOMPUTED,
+    LayoutEstimates,
+    LayoutPlan,
+    Nearest,
+    Order,
+    early_end,
+    plan_of,
+    replayed,
+    search_budget,
+)
 
 MOST_TRIED = 2**16
 """Largest number of accelerators that is tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceFitting:
     """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
@@ -34,6 +47,7 @@ class DeviceFitting:
     batch: largest number of sequences that fits with the best layout; 0 if none does.
     seq: largest sequence length that fits with the best layout; 0 if none does.
     changes: changes that make it fit; empty if the run fits.
+    ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
     """
 
     planned: LayoutPlan
@@ -44,6 +58,7 @@ class DeviceFitting:
     batch: int
     seq: int
     changes: tuple[Change, ...]
+    ended_early: bool = False
 
     @property
     def memory(self) -> Memory:
@@ -64,8 +79,11 @@ def fit_devices(
         hardware,
         layout_request,
         global_batch,
+        search_budget(),
     )
     layout_plan = question.planned(layout_request.devices)
+    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+        raise early_end(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         reason = max(layout_plan.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[
@@ -85,17 +103,31 @@ def fit_devices(
     changes = (
         () if run_fits else tuple(_changes_that_fit(question, layout_plan.devices, fewest_devices, fewest_candidate))
     )
-    return DeviceFitting(layout_plan, best_candidate, fit, fewest_devices, fewest_candidate, batch, seq, changes)
+    return DeviceFitting(
+        layout_plan,
+        best_candidate,
+        fit,
+        fewest_devices,
+        fewest_candidate,
+        batch,
+        seq,
+        changes,
+        question.budget.is_spent(),
+    )
 
 
-@dataclass(frozen=True)
+@frozen
 class DevicesQuestion:
-    """The run, the accelerator and the parallelism options of a search. global_batch: as in `fit_devices`."""
+    """The run, the accelerator and the parallelism options of a search.
+
+    global_batch: as in `fit_devices`. budget: the work of the search for all numbers of accelerators.
+    """
 
     estimates: LayoutEstimates
     hardware: Hardware
     layout_request: LayoutRequest
     global_batch: int | None
+    budget: Budget
 
     def planned(self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None) -> LayoutPlan:
         """Plans the layouts of a number of accelerators and replays the best one.
@@ -114,6 +146,7 @@ class DevicesQuestion:
             nearest,
             order_name,
             recomputes=False,
+            budget=self.budget,
         )
 
     def feasible(self, devices: int) -> Candidate | None:
@@ -135,7 +168,7 @@ def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple
     devices = layout_plan.devices
     if layout_plan.plan.feasible:
         return _fewest_halves(question, devices, layout_plan.plan.feasible[0])
-    while 2 * devices <= MOST_TRIED:
+    while 2 * devices <= MOST_TRIED and not question.budget.is_spent():
         devices *= 2
         layout_that_fits = question.feasible(devices)
         if layout_that_fits is not None:
@@ -150,7 +183,7 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Cand
     searched by bisection. With a fixed batch they are tried in order.
     """
     halvings, too_many_halvings = 0, (devices & -devices).bit_length()
-    while halvings + 1 < too_many_halvings:
+    while halvings + 1 < too_many_halvings and not question.budget.is_spent():
         next_halvings = halvings + 1 if question.global_batch is not None else (halvings + too_many_halvings) // 2
         half_candidate = question.feasible(devices >> next_halvings)
         if half_candidate is None:
@@ -199,7 +232,7 @@ def _largest_number(
         return tensor_bytes(candidate_size) + overhead + margin
 
     replays = 0
-    while replays < REPLAYS or fitting_point[0] == start:
+    while (replays < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
         candidate = unit * largest(
             lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
@@ -222,10 +255,12 @@ def _changes_that_fit(
     question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[Change]:
     """Yields changes that make the run fit: full recomputation, and more accelerators."""
-    if question.estimates.memory.settings.recompute in (None, "none"):
-        recomputed_candidate = _best_candidate(
-            replace(question, estimates=question.estimates.recomputed).planned(devices)
-        )
+    if question.estimates.memory.settings.recompute in (None, "none") and not question.budget.is_spent():
+        try:
+            recomputed_plan = replace(question, estimates=question.estimates.recomputed).planned(devices)
+        except InputError:
+            recomputed_plan = None
+        recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
         if recomputed_candidate is not None:
             yield Change(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),

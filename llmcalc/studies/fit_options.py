@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import tee
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..frameworks.inference_rank import inference_rank
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from .fit import least_static_bytes
@@ -27,7 +28,7 @@ RuntimeOf = Callable[[Hardware], Runtime]
 """The CUDA runtime of a run on an accelerator."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HardwareOption:
     """A kind and number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
 

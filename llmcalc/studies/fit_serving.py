@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.inference_rank import check_serving, inference_rank, rank_memory
 from ..frameworks.registry import framework_of, layout_of
+from ..frozen import frozen
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
+from ..simulator.effort import Budget
 from .decoding import decoded_token
 from .fit import Change, Fitting, fit, largest_run
 from .run_time import TimedRun
@@ -26,7 +28,7 @@ MOST_TRIED = 2**10
 """Largest number of accelerators that is tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Replica:
     """A layout of one replica, with the memory of its largest rank.
 
@@ -40,7 +42,7 @@ class Replica:
     decoding: TimedRun | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ServingFitting:
     """The answer whether inference fits on a number of accelerators, with its layouts.
 
@@ -50,6 +52,7 @@ class ServingFitting:
     needed: fewest accelerators of one replica that fits; None if none of the tried numbers suffices.
     fewest: the layout of that replica.
     fitting: the largest rank of the best layout, with the most users and the longest sequences that fit on all ranks.
+    untried: number of layouts, with fewer replicas than the tried ones, that are not in `tried`.
     """
 
     memory: Memory
@@ -58,6 +61,7 @@ class ServingFitting:
     needed: int | None
     fewest: Layout | None
     fitting: Fitting
+    untried: int = 0
 
 
 MOST_LAYERS = 10_000
@@ -71,7 +75,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     Raises `InputError` where no layout can be tried at all.
     """
     check_depth(memory.spec, MOST_LAYERS)
-    replicas, best_replica = serving_replicas(memory, hardware, layout_request)
+    replicas, best_replica, untried = serving_replicas(memory, hardware, layout_request)
     best_fits = best_replica.fit.verdict != "no"
     fewest_layout = best_replica.layout if best_fits else _layout_on_more(memory, hardware, layout_request)
     worst_fit = fit(inference_rank(memory, best_replica.layout, best_replica.rank, memory.runtime), hardware)
@@ -96,23 +100,43 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
         None if fewest_layout is None else fewest_layout.tp * fewest_layout.pp,
         fewest_layout,
         replace(worst_fit, batch=batch, seq=seq, changes=changes),
+        untried,
     )
 
 
-def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
+WORK_OF_SEARCH = 3_000_000
+"""Units of work after which a search ends, about 3 seconds on a machine of 2026. See `simulator/effort.py`."""
+
+
+def serving_replicas(
+    memory: Memory, hardware: Hardware, request: LayoutRequest
+) -> tuple[tuple[Replica, ...], Replica, int]:
     """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
-    The best one is the first that fits, or the one that requires least.
-    Raises `InputError` where no layout is possible.
+    The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
+    were not tried, each with fewer replicas, since one fits and the work of the search is spent.
+    Raises `InputError` where no layout is possible, and where none fits before the work is spent.
     """
     assert request.devices is not None
-    tried_replicas = tuple(
-        _replica_of_layout(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices)
-    )
+    tried_replicas: list[Replica] = []
+    budget, best_replica = Budget(WORK_OF_SEARCH), None
+    layouts = list(serving_layouts(memory, request, request.devices))
+    for layout in layouts:
+        if tried_replicas and budget.is_spent():
+            break
+        tried_replicas.append(_replica_of_layout(memory, hardware, layout))
+        if best_replica is None and tried_replicas[-1].fit.verdict != "no":
+            best_replica = tried_replicas[-1]
     if not tried_replicas:
         raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
-    fitting_replicas = (replica for replica in tried_replicas if replica.fit.verdict != "no")
-    return tried_replicas, next(fitting_replicas, min(tried_replicas, key=lambda replica: replica.fit.needed))
+    untried = len(layouts) - len(tried_replicas)
+    if best_replica is None and untried:
+        raise InputError(
+            f"--devices {request.devices}: none of the {len(tried_replicas):,} layouts with most replicas fits, and "
+            f"the search ended before {untried:,} others; expected a size of the replicas, such as --tp 8 --pp 4"
+        )
+    best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed)
+    return tuple(tried_replicas), best_replica, untried
 
 
 def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:

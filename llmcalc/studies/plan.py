@@ -7,24 +7,26 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
+from ..device_memory.device_memory import without_garbage_collection
 from ..device_memory.estimate import Memory
-from ..errors import InputError, shown
+from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
-from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
+from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import WITHOUT_A_NAME, framework
-from ..parallel.layout import ImpossibleLayout, Layout, Schedule
+from ..frozen import frozen
+from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.schedules import Timetable, pipeline, timetable
 from ..parallel.search import NO_REPLICAS, Search, check_depth, search
-from ..timing.spread import TIE, Range
+from ..simulator.effort import Budget
+from ..timing.spread import Range
+from .layout_candidates import AS_CONFIGURED, Candidate, by_time, ranked
 from .run_time import TimeSettings, TrainingTimes
 
 Order: TypeAlias = Literal["time", "memory"]
@@ -36,67 +38,26 @@ NODE = 8
 RECOMPUTED = "full"
 """The value of `--recompute` that recomputes every layer."""
 
-AS_CONFIGURED = ""
-"""A candidate's recomputation where it is that of the run's settings."""
-
 Nearest: TypeAlias = Literal["always", "if none fits", "never"]
 """When a plan searches for the layout that requires least, of those that do not fit."""
 
 TOO_MUCH = "needs more than the usable memory"
 
+UNTRIED = "not tried: the search ended before it"
+"""The reason of layouts that were left when the budget of a search was spent."""
+
+WORK_OF_SEARCH = 14_000_000
+"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/effort.py`."""
+
+FEWER_LAYOUTS = "expected sizes that leave fewer layouts, such as --tp 8 --pp 4"
+"""What mends a search that ended early."""
+
+SHARE_OF_ESTIMATES = 0.35
+"""Share of a search's work after which it estimates no further layouts."""
+
 
 FURTHER_REPLAYS = 10
 """Largest number of further replays if some replayed layouts do not fit."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A layout that may fit, with its estimated bytes.
-
-    micro_batches: micro-batches per step.
-    device_bytes: bytes that the largest rank requires.
-    capacity: usable bytes of a device.
-    sent: counts the bytes that a rank sends per step; None if the layout does not fit.
-    seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
-    replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
-    upper_bound: upper bound of device_bytes; equal to it after a replay.
-    recompute: value of `--recompute`; empty for the run's own setting.
-    """
-
-    layout: Layout
-    micro_batches: int
-    device_bytes: int
-    capacity: int
-    sent: Callable[[], int] | None
-    seconds: float | None = None
-    replayed: bool = False
-    upper_bound: int = 0
-    recompute: str = AS_CONFIGURED
-
-    @property
-    def headroom(self) -> int:
-        return self.capacity - self.device_bytes
-
-    @property
-    def may_fit(self) -> bool:
-        """Whether the layout's tensors may fit."""
-        return self.sent is not None
-
-    @cached_property
-    def communication_bytes(self) -> int | None:
-        """The bytes that a rank sends per step; None if the layout does not fit."""
-        return None if self.sent is None else self.sent()
-
-    @cached_property
-    def bubble(self) -> float | None:
-        """The share of a step in which a rank of the pipeline waits; None if the layout does not fit."""
-        return None if self.sent is None else bubble(self.layout, self.micro_batches)
-
-    @property
-    def options(self) -> str:
-        """The layout and its recomputation as options of `memory` and `time`."""
-        recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
-        return f"{self.layout.options()} {recompute}".strip()
 
 
 @dataclass
@@ -110,6 +71,7 @@ class Plan:
     order: layouts whose tensors may fit, best first.
     refused: reason → number of layouts.
     nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
+    ended_early: whether its work was spent before all layouts were tried, or enough of them replayed.
     """
 
     tried: int
@@ -119,6 +81,7 @@ class Plan:
     order: list[Candidate] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nearest: Candidate | None = None
+    ended_early: bool = False
 
 
 @dataclass
@@ -148,7 +111,7 @@ class LayoutEstimates:
         return self._with[value]
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutPlan:
     """Sorts the layouts of a model on a number of devices.
 
@@ -192,10 +155,15 @@ class LayoutPlan:
     def recomputed(self) -> int | None:
         """Number of layouts whose tensors fit with full recomputation.
 
-        None if enough layouts fit without it, if the user set recomputation, or if the plan tried it.
+        None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """
         is_chosen = self.memory.settings.recompute is not None or self.times is not None
-        if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+        if (
+            is_chosen
+            or self.plan.ended_early
+            or TOO_MUCH not in self.plan.refused
+            or len(self.plan.feasible) >= self.rows
+        ):
             return None
         estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
@@ -205,6 +173,7 @@ MOST_LAYERS = 256
 """The largest number of layers of a model whose training layouts are searched."""
 
 
+@without_garbage_collection()
 def plan_of(
     memory: Memory,
     hardware: Hardware,
@@ -216,6 +185,7 @@ def plan_of(
     order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     recomputes: bool = True,
+    budget: Budget | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -227,8 +197,9 @@ def plan_of(
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     recomputes: whether a plan by time tries more recomputation than the run's own; true by default.
-    Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
-    micro-batches is given.
+    budget: the work of the search; default `WORK_OF_SEARCH`.
+    Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
+    is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
     record = framework(layout_request.framework or WITHOUT_A_NAME)
@@ -290,9 +261,27 @@ def plan_of(
         lambda layout, number, recompute: estimates.with_recompute(recompute).estimates_as_configured.least_bytes(
             layout, number
         ),
+        budget or search_budget(),
     )
-    return LayoutPlan(
+    layout_plan = LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
+    )
+    if result.ended_early and not result.feasible and not result.unreplayed:
+        raise early_end(layout_plan)
+    return layout_plan
+
+
+def search_budget() -> Budget:
+    """Returns the work of a search that begins now."""
+    return Budget(WORK_OF_SEARCH)
+
+
+def early_end(layout_plan: LayoutPlan) -> InputError:
+    """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
+    plan = layout_plan.plan
+    return InputError(
+        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
+        f"were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
@@ -351,7 +340,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
         return False
 
 
-@dataclass(frozen=True)
+@frozen
 class _Candidates:
     """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
 
@@ -362,6 +351,7 @@ class _Candidates:
     capacity: int
     recomputations: Sequence[str]
     least: Callable[[Layout, int, str], int]
+    budget: Budget
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
@@ -369,11 +359,14 @@ class _Candidates:
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
+        Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self.never_fits(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
-            if not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
+            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
+                results[i] = None if too_large[i] else InputError(UNTRIED)
+            elif not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
                     results[i] = self.fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
@@ -383,6 +376,13 @@ class _Candidates:
     def never_fits(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
+
+    def least_need(self, layout: Layout, micro_batches: int) -> int:
+        """Returns a lower bound of the bytes of a layout with the most recomputation; 0 where there is none."""
+        try:
+            return self.least(layout, micro_batches, self.recomputations[-1])
+        except InputError:
+            return 0
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
@@ -467,6 +467,7 @@ def plan(
     seconds: Callable[[Layout, int, str], float] | None = None,
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
+    budget: Budget | None = None,
 ) -> Plan:
     """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
@@ -483,11 +484,13 @@ def plan(
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
         none.
+    budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica beside
     `--zero` holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
-    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
+    budget = budget or search_budget()
+    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least, budget)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising_candidates: list[Candidate] = []
@@ -513,6 +516,9 @@ def plan(
     for _ in range(rows + FURTHER_REPLAYS):
         if len(result.feasible) == rows or not waiting:
             break
+        if result.replays and budget.is_spent():
+            result.ended_early = True
+            break
         candidate = waiting.pop(0)
         replayed_candidate, result.replays = replay(candidate, capacity), result.replays + 1
         if replayed_candidate is None:
@@ -527,13 +533,16 @@ def plan(
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
         refused_candidates = _with_too_large(refused_candidates, too_large, candidates, layouts)
         too_large = []
-        result.nearest = _smallest_replay(refused_candidates, replay, errors)
+        result.nearest = _smallest_replay(refused_candidates, replay, errors, budget)
     result.refused = dict(layouts.refused)
-    if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
-        refusal_counts = {
-            reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS
-        } or result.refused
-        reason = layouts.errors.get(max(refusal_counts, key=refusal_counts.__getitem__))
+    result.ended_early |= UNTRIED in result.refused
+    if (
+        result.refused
+        and UNTRIED not in result.refused
+        and not (result.feasible or waiting or refused_candidates or too_large)
+    ):
+        counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
+        reason = layouts.errors.get(max(counted, key=counted.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
     if refused_candidates or too_large:
@@ -549,10 +558,17 @@ def _with_too_large(
 ) -> list[Candidate]:
     """Returns all candidates that do not fit, including new estimates of candidates without one.
 
-    They have the order of the search; replayed ones come later, and last those that fit with no run.
+    They have the order of the search; replayed ones come later, and last those that fit with no run. Those that need
+    least at least are estimated first; where the budget is spent, the others are left out.
     """
     refusals = list(refused_candidates)
-    for layout, micro_batches in sorted(too_large, key=lambda layout_run: candidates.never_fits(layout_run[0])):
+
+    def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
+        return candidates.never_fits(layout_run[0]), candidates.least_need(*layout_run)
+
+    for layout, micro_batches in sorted(too_large, key=least_need):
+        if refusals and candidates.budget.is_spent(SHARE_OF_ESTIMATES):
+            break
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
@@ -571,6 +587,7 @@ def _smallest_replay(
     refused_candidates: list[Candidate],
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
+    budget: Budget,
 ) -> Candidate | None:
     """Returns the failing layout with the least replayed memory; None if all fit.
 
@@ -581,7 +598,9 @@ def _smallest_replay(
     replays = 0
     for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
         if smallest_candidate is not None and (
-            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes)
+            or replays == NEAREST_REPLAYS
+            or budget.is_spent()
         ):
             break
         replayed_candidate, replays = (
@@ -597,87 +616,3 @@ def _smallest_replay(
 
 NEAREST_REPLAYS = 4
 """Largest number of replays in the search for the layout that requires least, if none fits."""
-
-
-def by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step; equal ones by required bytes."""
-    return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
-
-
-def ties(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
-    tie_flags: list[bool] = []
-    first_seconds = 0.0
-    for candidate in candidates:
-        seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
-        first_seconds = first_seconds if tie_flags[-1] else seconds
-    return tie_flags
-
-
-PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
-"""Names of sizes by which the place of a layout may be asked for."""
-
-
-def parse_sizes(text: str) -> dict[str, int]:
-    """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
-    layout_sizes: dict[str, int] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        name = name.strip().lower()
-        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
-            raise InputError(
-                f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
-            )
-        layout_sizes[name] = int(value)
-    return layout_sizes
-
-
-def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
-    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
-    for position, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
-            return position
-    return None
-
-
-ENOUGH_HEADROOM = 0.1
-"""Share of a device's memory beyond which more headroom is no merit."""
-
-
-def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
-    position_sums: dict[int, int] = {}
-    keys: tuple[Callable[[Candidate], Any], ...] = (
-        lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
-        lambda candidate: candidate.communication_bytes,
-        lambda candidate: candidate.bubble,
-    )
-    for key in keys:
-        values = sorted({key(candidate) for candidate in candidates})
-        order = {value: position for position, value in enumerate(values)}
-        for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
-    return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
-
-
-def bubble(layout: Layout, micro_batches: int) -> float:
-    """Returns the fraction of a step in which a rank is idle, if backward passes take twice as long as forward passes.
-
-    The schedule is simulated only up to the micro-batches after which it repeats without a wait.
-    """
-    if layout.pp == 1:
-        return 0.0
-    simulated_micro_batches = distinct_micro_batches(layout, micro_batches)
-    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated_micro_batches)
-    remaining_time = (micro_batches - simulated_micro_batches) * layout.vpp * FORWARD_AND_BACKWARD
-    return timetable.idle / (timetable.time + remaining_time)
-
-
-FORWARD_AND_BACKWARD = 3
-"""Time of both passes through a chunk, in units of a forward pass."""
-
-
-@cache
-def _run(pp: int, vpp: int, schedule: Schedule, micro_batches: int) -> Timetable:
-    return timetable(pipeline(Layout(pp=pp, vpp=vpp, schedule=schedule), micro_batches))

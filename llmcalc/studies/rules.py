@@ -13,7 +13,6 @@ sequence length of a rule is cached and new tokens together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..algebra import exact_div
@@ -21,13 +20,14 @@ from ..components.base import Network, TokenMixer
 from ..components.layers.block import Layer
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount, params
+from ..frozen import frozen
 from ..model import ModelSpec
 
 RECOMPUTES = "megatron_recompute"
 """Key of the rule whose formula counts the second forward pass of every layer itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Rule:
     """A rule of thumb for a workload's FLOPs, and its result.
 
@@ -49,7 +49,7 @@ class Rule:
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Sizes:
     """The model sizes that the rules use; sums over layers if layers differ.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
@@ -86,7 +87,7 @@ class Node(NamedTuple):
     by_bound: dict[Bound, float]
 
 
-@dataclass(frozen=True)
+@frozen
 class TimedRun:
     """A run with its estimated seconds.
 
@@ -245,7 +246,7 @@ def _node_of_bounds(path: str, component: str, seconds_by_bound: dict[Bound, flo
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeSettings:
     """The settings of a time estimate in addition to the settings of memory.
 
@@ -494,7 +495,6 @@ def time_inference(
     device = settings.device(hardware)
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
-    replicas = layout.world // replica.world
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(memory, tokens), memory.settings.chunk
 
@@ -503,7 +503,8 @@ def time_inference(
             return decode(spec, device, stack, batch, seq, replica, formats)
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
-    pass_tokens = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
+    sequences = batch * layout.dp
+    pass_tokens = (sequences, 1, seq) if phase == "decode" else (sequences, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.supporting_stack(time_phase), memory.settings.attn_implementation)
     timed_run = _timed_inference(
@@ -548,8 +549,15 @@ def _timed_inference(
         lines,
         tuple(timed_pass.work for timed_pass in inference_pass.priced),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
-        resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
+        resident_bytes=_resident_bytes(memory, layout, inference_pass.priced[0].work),
     )
+
+
+def _resident_bytes(memory: Memory, layout: Layout, work: RankWork) -> int:
+    """Returns the bytes of the weights of a rank, by its share of the parameters, and of its part of the cache."""
+    states = memory.states
+    weights = float(states.weights) * float(work.parameters) / float(states.count.total)
+    return int(weights / layout.pp + float(states.kv_cache) / (layout.tp * layout.pp))
 
 
 def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:

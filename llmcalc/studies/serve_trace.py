@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
+from ..frozen import frozen
 from ..timing.batching import Replica
 from ..timing.spread import Amount, Range
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
@@ -53,7 +53,7 @@ class Server(Protocol):
 AnyServer = TypeVar("AnyServer", bound=Server)
 
 
-@dataclass(frozen=True)
+@frozen
 class Trace:
     """Requests in the order of their arrival, and the share of each prompt that the prefix cache holds."""
 
@@ -88,7 +88,7 @@ class Trace:
         return sum(request.output for request in self.requests)
 
 
-@dataclass(frozen=True)
+@frozen
 class TraceTimes:
     """The latencies of a trace's requests on a server, in seconds.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.rank import StageWithoutCache
+from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
@@ -48,7 +49,7 @@ ATTENTION_RANKS = (2, 4, 8, 16)
 SECONDS_OF_AN_HOUR = 3600.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The latency limits of a server; None for no limit.
 
@@ -70,7 +71,7 @@ class Limits:
         return ""
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutSizes:
     """The sizes of a replica's layout. dp: data-parallel attention ranks, which share the experts."""
 
@@ -92,7 +93,7 @@ class LayoutSizes:
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
 
-@dataclass(frozen=True)
+@frozen
 class SizesRequest:
     """The requested sizes of a server; None for a size to try. devices: of the whole server."""
 
@@ -142,7 +143,7 @@ class SizesRequest:
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
-@dataclass(frozen=True)
+@frozen
 class Point:
     """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
 
@@ -174,7 +175,7 @@ class Point:
         return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
 
-@dataclass(frozen=True)
+@frozen
 class Server:
     """A layout with number formats, and the number of its replicas.
 
@@ -269,7 +270,7 @@ class Server:
         return low
 
 
-@dataclass(frozen=True)
+@frozen
 class Chosen:
     """The cheapest server within the limits, and its load. index: the server's index."""
 
@@ -277,7 +278,7 @@ class Chosen:
     point: Point
 
 
-@dataclass(frozen=True)
+@frozen
 class Servers:
     """The tried servers of a model.
 
@@ -300,7 +301,7 @@ class Servers:
     traces: tuple[TraceTimes, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class ServeStudy:
     """The model, load and limits of a study of servers.
 

@@ -7,15 +7,15 @@ kernels compute, with what recomputation and flash attention's backward pass run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
+from ..frozen import frozen
 from .rules import RECOMPUTES, Rule, conventions
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ConventionUtilization:
     """The utilization of a measured run under one convention.
 
@@ -33,7 +33,7 @@ class ConventionUtilization:
     hfu: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Utilization:
     """The MFU and HFU of a measured run, and the peak FLOP/s of its devices.
 
@@ -92,7 +92,7 @@ def utilization(
     return Utilization(hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(row, rules)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class MeasuredRun:
     """A run whose speed the user measured; an unset field is None.
 

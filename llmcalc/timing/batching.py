@@ -25,10 +25,10 @@ steps of their own (`Stack.mixed_steps`) does not save that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
@@ -44,7 +44,7 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 """Kinds of kernels whose weights a step reads once for all of its tokens."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Requests:
     """The sizes of equal requests: tokens of prompt and answer.
 
@@ -72,7 +72,7 @@ class Requests:
         return self.input + self.output
 
 
-@dataclass(frozen=True)
+@frozen
 class ServedLoad:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
@@ -104,7 +104,7 @@ class ServedLoad:
         return self.output * self.requests_per_second
 
 
-@dataclass(frozen=True)
+@frozen
 class Replica:
     """One copy of a model that serves requests.
 
@@ -172,32 +172,39 @@ class Replica:
         )
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
-    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
-        """Returns the time of a step that processes several prompts at once.
-
-        server: whether a server's time before the first token counts.
-        """
-        key = _int_if_whole(prompt_count), server
+    def prompts(self, prompt_count: float) -> InferencePass:
+        """Returns the time of a step in which each replica of attention processes several prompts at once."""
+        key = _int_if_whole(prompt_count)
         if key not in self._timed_prompts:
             computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-            self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk, server)
+            self._timed_prompts[key] = self.prompt_pass(key, computed_tokens, cached_tokens, self.chunk)
         return self._timed_prompts[key]
 
     @cached_property
-    def _timed_prompts(self) -> dict[tuple[float, bool], InferencePass]:
-        """Number of prompts and whether a server's time counts → the time, since a long prompt has many passes."""
+    def _timed_prompts(self) -> dict[float, InferencePass]:
+        """Number of prompts → the time, since a long prompt has many passes."""
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None, server: bool = False
+        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None, filled_replicas: float = 1
     ) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
+        filled_replicas: share of the replicas of attention that compute prompts.
         """
         layout, formats = self.layout, self.formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats, server
+            self.spec,
+            self.device,
+            self.stack,
+            prompt_count,
+            tokens,
+            cached_tokens,
+            chunk,
+            layout,
+            formats,
+            filled_replicas=filled_replicas,
         )
         if self.speculation is None:
             return timed_pass
@@ -206,8 +213,13 @@ class Replica:
 
     @cached_property
     def prompt_seconds(self) -> float:
-        """The seconds of one prompt on an idle server."""
-        return float(self.prompts(1, server=True).seconds)
+        """The seconds of one prompt on an idle server, whose other replicas of attention have no tokens for experts."""
+        if self.layout.dp == 1:
+            return float(self.prompts(1).seconds + self.stack.first_token)
+        requests = self.requests
+        cached_tokens = min(requests.cached, requests.input - 1)
+        prompt = self.prompt_pass(1, requests.computed, cached_tokens, self.chunk, 1 / self.layout.dp)
+        return float(prompt.seconds + self.stack.first_token)
 
     @property
     def most_prompts(self) -> float:

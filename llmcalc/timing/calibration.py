@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, fields, replace
 from statistics import mean, median
 from typing import TypeAlias
 
 from ..errors import InputError
+from ..frozen import frozen
 from .device import Device
 from .records import Stack
 
@@ -28,7 +29,7 @@ WAITS = (
 """Seconds of a stack in which no kernel runs."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Factors:
     """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
 
@@ -66,7 +67,7 @@ NAMES = tuple(field.name for field in fields(Factors))
 UNCHANGED = Factors()
 
 
-@dataclass(frozen=True)
+@frozen
 class MeasuredRun:
     """A run that the user measured.
 
@@ -177,7 +178,7 @@ def _golden_section_minimum(function: Callable[[float], float], low: float, high
     return (low + high) / 2
 
 
-@dataclass(frozen=True)
+@frozen
 class Errors:
     """Statistics of estimated over measured seconds of several runs.
 
@@ -236,7 +237,7 @@ BETTER = 2 / 3
 """Share of the runs that are left out which a fit has to estimate better: else a few far ones decided it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Calibration:
     """The fitted factors of a calibration, and the errors before and after it.
 

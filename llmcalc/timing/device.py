@@ -10,11 +10,11 @@ datasheet: none; the figures are assumed for every device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
 from ..algebra import Number, choose, floor_div, log2, maximum, minimum
+from ..frozen import frozen
 from .records import Generation, generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
@@ -47,7 +47,7 @@ HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 """Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """An accelerator with the rates that it reaches.
 

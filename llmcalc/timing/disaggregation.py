@@ -12,12 +12,12 @@ prompts of p seconds each, t seconds of sending, and D replicas that decode c se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from typing import Self
 
 from ..errors import InputError
+from ..frozen import frozen
 from .batching import Replica, ServedLoad
 from .inference import rank_pass
 from .work import rank_work
@@ -29,7 +29,7 @@ MOST_DECODING = 8
 """Largest number of decoding replicas of a group whose ratio is chosen."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Disaggregated:
     """Replicas of one layout, of which some compute prompts and the others decode.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..algebra import Number, maximum
 from ..errors import InputError
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
@@ -16,7 +17,7 @@ from .records import Stack
 from .work import rank_work
 
 
-@dataclass(frozen=True)
+@frozen
 class InferencePass:
     """The estimated seconds of an inference pass.
 
@@ -74,19 +75,21 @@ def prefill(
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
     server: bool = False,
+    filled_replicas: Number = 1,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
 
     seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
+    filled_replicas: share of the replicas of attention in the layout that compute prompts; 1 by default, for all.
     """
     passes = [
         forward_pass(
             spec,
             device,
             stack,
-            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill"),
+            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill", filled_replicas=filled_replicas),
             formats,
             layout.pp,
         )
@@ -120,10 +123,12 @@ def rank_pass(
     cached_tokens: Number,
     phase: str,
     include: frozenset[str] = frozenset(),
+    filled_replicas: Number = 1,
 ) -> RankPass:
     """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
+    filled_replicas: share of the replicas of attention that have tokens; default all.
     """
     return RankPass(
         batch,
@@ -137,6 +142,7 @@ def rank_pass(
         reduces_late=stack.reduces_late,
         gathered_ranks=layout.dp if stack.gathers_tokens else 0,
         moves_all_rows=stack.moves_all_rows,
+        filled_replicas=filled_replicas,
         sparse_heads=stack.sparse_heads,
         include=include,
     )

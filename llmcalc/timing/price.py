@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
+from ..frozen import frozen
 from ..parallel.placements import Collective
 from .device import Device
 from .kernels import STATE_BITS, Kernel, RankPass, RankWork
@@ -59,7 +60,7 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 """Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Formats:
     """Number formats of a run.
 
@@ -76,7 +77,7 @@ SIXTEEN_BITS = Formats()
 """Weights, cache and products in 16 bits."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Line:
     """A kernel or a message with its estimated seconds.
 
@@ -157,7 +158,7 @@ class Priced:
         return sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
 
 
-@dataclass(frozen=True)
+@frozen
 class PassTime:
     """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 

@@ -10,10 +10,9 @@ passes of the draft and one pass of the model over K + 1 tokens of each sequence
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number
 from ..costs.draft import states_of
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
@@ -25,7 +24,7 @@ WITHOUT_MTP: frozenset[str] = frozenset()
 WITH_MTP = frozenset({"mtp"})
 
 
-@dataclass(frozen=True)
+@frozen
 class Speculation:
     """The draft method and its acceptance: a draft model, or a method without a model.
 

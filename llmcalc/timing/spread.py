@@ -6,13 +6,13 @@ one. They are not symmetric: measured runs are slower than estimates more often 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from ..algebra import Number
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.search import routed_experts
 from ..record import Record
@@ -105,7 +105,7 @@ class Amount(NamedTuple):
         return {name: rounded(value) for name, value in self._asdict().items()}
 
 
-@dataclass(frozen=True)
+@frozen
 class Range:
     """An estimate in seconds, with its range and its class.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..errors import InputError, suggest
+from ..frozen import frozen
 from .records import Stack, stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
@@ -29,7 +28,7 @@ def find_stack(name: str, phase: str = "") -> Stack:
     return stacks()[name]
 
 
-@dataclass(frozen=True)
+@frozen
 class Overlap:
     """The fraction of the messages of tp, dp and ep groups that computation hides, as the option `--overlap` states it.
 

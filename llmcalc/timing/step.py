@@ -7,12 +7,13 @@ orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..algebra import Number, maximum, minimum
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
 from ..parallel.placements import CollectiveKind
@@ -35,7 +36,7 @@ BESIDE_PRODUCTS = 0.7
 """Share of a step's work beside which gradients can be sent: its backward pass."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StepPlan:
     """The layout and the micro-batches of a training step. Sizes are as in `Layout`.
 
@@ -142,7 +143,7 @@ class StepPlan:
         return maximum(1, self.dp * self.cp * self.tp / (self.ep * expert_tp))
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """The estimated seconds of a training step, by part.
 

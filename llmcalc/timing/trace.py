@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import InputError
+from ..frozen import frozen
 from .batching import Replica, seconds_beside_prompts
 
 MOST_PROMPT_SIZES = 2**20
@@ -46,7 +47,7 @@ class StepBudget:
             )
 
 
-@dataclass(frozen=True)
+@frozen
 class TracedRequest:
     """A request of a trace. arrival: seconds. input, output: tokens of the prompt and of the answer."""
 
@@ -55,7 +56,7 @@ class TracedRequest:
     output: int
 
 
-@dataclass(frozen=True)
+@frozen
 class ServedRequest:
     """The times of a served request in seconds.
 
@@ -71,7 +72,7 @@ class ServedRequest:
 Seconds: TypeAlias = Callable[[float, float], float]
 
 
-@dataclass(frozen=True)
+@frozen
 class StepSeconds:
     """Tables of the seconds of a replica's steps.
 

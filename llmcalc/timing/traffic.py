@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..frozen import frozen
 from .kernels import Kernel, RankWork
 from .price import PassTime
 
 
-@dataclass(frozen=True)
+@frozen
 class Traffic:
     """The FLOPs, bytes and seconds of kernels, over all of their executions in a pass.
 

@@ -1,5 +1,5 @@
 """Compares a process of `llmcalc params llama3-8b` with a process that only imports the modules every such tool
-imports.
+imports, and other commands with it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ Model(size=1)
 """
 
 COMMAND = ["params", "llama3-8b"]
+LONGER = {  # command → its longest time, in times of `params llama3-8b`
+    "memory llama3-8b": "≤ 2",
+    "time llama3-8b --hardware h100-sxm": "≤ 2",
+    "fit llama3-8b --hardware h100-sxm": "≤ 3.5",
+    "plan deepseek-v3 --devices 2048 --hardware h100-sxm": "≤ 8",
+}
 ENTRY = "import sys; from llmcalc.cli import run; sys.argv[0] = 'llmcalc'; run()"
 HEAVY = ("torch", "numpy", "sympy", "transformers")
 IMPORTED = f"""
@@ -50,3 +56,8 @@ def main() -> None:
     line("llmcalc, peak resident memory", f"{ours.peak / 1e6:.1f} MB", "< 60 MB")
     line("bare imports, peak resident memory", f"{bare.peak / 1e6:.1f} MB")
     line(f"of {', '.join(HEAVY)}: imported", heavy, "none")
+    print("startup: other commands, user CPU time in times of llmcalc params llama3-8b (median of 3)")
+    commands = [[python, "-c", ENTRY, *command.split()] for command in (" ".join(COMMAND), *LONGER)]
+    counting, *longer = processes(commands, 3)
+    for (command, target), run in zip(LONGER.items(), longer, strict=True):
+        line(command, f"{run.user / counting.user:.2f}", target)

@@ -61,6 +61,18 @@ def test_long_words_depth_and_empty_cells() -> None:
         assert as_pipe(report, width) == as_rich(report, width)
 
 
+@pytest.mark.parametrize("width", range(18, 28))
+def test_a_column_that_may_be_broken_is_written_where_it_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich breaks its cells only in a table that is wider than the terminal."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    columns = (Column("a", "layout", justify="left", wrap=True), Column("b", "number"))
+    report = Report({}, [Table("title", columns, [Row(["tp2 pp4 dp128", 12_345]), Row(["tp4", 1])])])
+    fits = pipe.drawable(report, io.StringIO())
+    assert fits == (width >= len("  tp2 pp4 dp128  number"))
+    assert not fits or as_pipe(report, width) == as_rich(report, width)
+
+
 NUMBER, LINK = "12,345,678,901,234,567,890", "https://example.org/" + "a" * 80
 
 

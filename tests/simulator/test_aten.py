@@ -59,6 +59,8 @@ CASES: dict[str, Case] = {
     "mul a row": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, ROW),
     "mul a column": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, COLUMN),
     "mul wider": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, of((2, 3, 8), F32), Y),
+    "mul, the first without gradient": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, of((2, 3, 8), LONG), Y),
+    "mul, the second without gradient": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, of((2, 3, 8), LONG)),
     "mul by a wider number": Case(lambda t, a, b: t.mul(t.select(b, 0), a), lambda a, b: b[0] * a, X, of((2,), F32)),
     "div": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, Y),
     "div by a column": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, COLUMN),

@@ -175,3 +175,15 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
     found = Cluster.with_framework(one, layout, "fsdp2").device_rank.device
     bytes = found.exact_bytes + one.runtime.context
     assert framework_named("fsdp2").estimate(one).largest_rank(layout, 1)[0] == pytest.approx(bytes, rel=0.06)
+
+
+@pytest.mark.parametrize("comm", ["allgather", "p2p"])
+def test_rounds_that_do_the_same_change_no_peak(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate leaves them out."""
+    settings = Settings(phase="training", seq=32768, attn_implementation="flash")
+    one = memory(llmcalc.load("qwen3-0.6b").model, settings)
+    layout = Layout(cp=16, zero=3, cp_comm=comm)
+    assert len(Ring(16, 0, peaks_only=True).rounds()) < 16
+    short = framework_named("fsdp2").estimate(one).largest_rank(layout, 1)
+    monkeypatch.setattr(Ring, "rounds", lambda self: list(range(self.ranks)))
+    assert framework_named("fsdp2").estimate(one).largest_rank(layout, 1) == short

@@ -390,3 +390,19 @@ def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:
     assert run("params", path, "-o", str(report)).code == 0
     assert "parameters" in report.read_text()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["damaged", "report"]
+
+
+def albert(**fields: int) -> dict[str, Any]:
+    return {**shapes_of("albert")[0], "num_hidden_layers": 6, **fields}
+
+
+def test_layers_of_albert_are_those_of_its_groups() -> None:
+    """Without `inner_group_num` a group has one layer; all layers run, and each layer of a group has parameters."""
+    single, double = (llmcalc.load(albert(**fields)).model for fields in ({}, {"inner_group_num": 2}))
+    layers = [model.main.num_hidden_layers for model in (single, double)]
+    assert layers == [6, 12]
+    first, second = (int(llmcalc.params(albert(**fields)).total) for fields in ({}, {"inner_group_num": 2}))
+    third = int(llmcalc.params(albert(inner_group_num=3)).total)
+    assert 0 < second - first == third - second
+    with pytest.raises(InputError, match="inner_group_num: 10001; expected at most 100000 layers"):
+        llmcalc.load(albert(num_hidden_layers=10, inner_group_num=10_001))

@@ -9,7 +9,7 @@ import pytest
 
 from llmcalc import load
 from llmcalc.accelerator import Hardware
-from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
@@ -48,6 +48,22 @@ def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> 
     assert found == 0 or needed(found) <= capacity
     assert needed(found + 1) > capacity
     assert len(asked) < 20
+
+
+def test_the_largest_run_of_a_paged_cache_takes_few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has a closed form, so that the search starts beside its end: a replay of each of the two numbers."""
+    replayed: list[tuple[int, int]] = []
+    replay = Memory._replay
+
+    def counted(self: Memory, *arguments: Any) -> Any:
+        replayed.append((int(self.states.workload.batch), int(self.states.workload.seq)))
+        return replay(self, *arguments)
+
+    monkeypatch.setattr(Memory, "_replay", counted)
+    run = memory(load("llama3-8b").model, Settings(phase="inference"))
+    batch, seq = largest_run(run, find_hardware("h100-sxm"))
+    assert {(batch, 8192), (batch + 1, 8192), (1, seq), (1, seq + 1)} <= {*replayed}
+    assert len(replayed) <= 6
 
 
 def test_the_largest_number_ends_where_there_are_no_more() -> None:

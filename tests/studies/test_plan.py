@@ -16,9 +16,12 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
+from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, bubble, plan, ranked
+from llmcalc.studies.layout_candidates import Candidate, ranked
+from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, Plan, plan, search_budget
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -96,6 +99,47 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     assert larger > len(layouts) // 4
 
 
+def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may fit and was not tried has a reason of its own, and what surely does not fit is still counted so."""
+
+    def needed(layout: Layout, number: int, recompute: str) -> int:
+        EFFORT.units += 60
+        return 50
+
+    def planned(units: int) -> Plan:
+        return plan(
+            Search([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
+            SimpleNamespace(capacity_bytes=60),  # type: ignore[arg-type]
+            needed,
+            lambda *_: 1,
+            lambda *_: 50,
+            9,
+            EstimateErrors(0.1),
+            least=lambda layout, *_: 100 if layout.pp == 1 else 0,
+            budget=Budget(units),
+        )
+
+    whole, early = planned(10**6), planned(100)
+    assert not whole.ended_early
+    assert early.ended_early
+    assert [candidate.layout.pp for candidate in early.feasible] == [8]
+    assert len(whole.feasible) == 3
+    assert (whole.refused, early.refused) == ({TOO_MUCH: 1}, {UNTRIED: 2, TOO_MUCH: 1})
+
+
+def test_a_search_that_ends_early_is_no_no(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits so far: it is an error, and not the answer that nothing fits."""
+    monkeypatch.setattr("llmcalc.studies.plan.WORK_OF_SEARCH", 1)
+    monkeypatch.setattr("llmcalc.studies.fit_serving.WORK_OF_SEARCH", 1)
+    sizes = ("llama3-8b", "--hardware", "h100", "--devices", "8")
+    for words in (("plan", *sizes), ("fit", *sizes, "--phase", "training")):
+        code, _, error = run(*words, "--batch", "64", "--seq", "8k")
+        assert code == 2
+        assert "the search ended before all" in error
+    code, _, error = run("fit", "llama3-405b", *sizes[1:])
+    assert (code, "search ended before" in error) == (2, True)
+
+
 def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     """Where no layout fits, all are estimated, and the one that requires least is found."""
     sizes = {1: 90, 2: 60, 4: 20}
@@ -124,7 +168,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     assert plan_of_layouts.refused == {TOO_MUCH: 1}
     nearest = planned(15).nearest
     assert nearest is not None
-    assert (nearest.layout.pp, estimated) == (4, [4, 1, 2])
+    assert (nearest.layout.pp, estimated) == (4, [4, 2, 1])
 
 
 def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:
@@ -348,7 +392,11 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
     ask = fit_devices.DevicesQuestion(
-        LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
+        LayoutEstimates(one, record),
+        SimpleNamespace(capacity_bytes=capacity),
+        LayoutRequest(devices=1),
+        None,
+        search_budget(),
     )  # type: ignore[arg-type]
     found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, lambda: 0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc.parallel.layout import Layout
-from llmcalc.studies.plan import Candidate, by_time, ranked, ties
+from llmcalc.studies.layout_candidates import Candidate, by_time, ranked, ties
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
@@ -184,10 +184,11 @@ def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
     assert "no memory bandwidth is known" in refusal(run, *words, "--by", "time")
 
 
-def test_adapters_under_megatron_are_timed_although_their_memory_is_not_modelled(run: Any) -> None:
+def test_adapters_of_peft_under_megatron_are_timed_although_their_memory_is_not_modelled(run: Any) -> None:
     words = (SMALL, "--phase", "training", "--framework", "megatron", "--tp", "2", "--seq", "512")
     adapters = ("--lora-rank", "8", "--lora-targets", "q_proj,v_proj")
-    assert "--lora-rank: not modelled with --framework megatron" in refusal(run, "memory", *words, *adapters)
+    message = "--lora-rank: adapters of peft are not divided over ranks of Megatron-Core"
+    assert message in refusal(run, "memory", *words, *adapters)
     whole = answer(run, "time", *words, *H100)
     low_rank = answer(run, "time", *words, *adapters, *H100)
     other_framework = answer(run, "time", *words, *adapters, *H100, "--stack", "deepspeed")
@@ -198,6 +199,16 @@ def test_adapters_under_megatron_are_timed_although_their_memory_is_not_modelled
 
 def candidate(seconds: float | None, needed: int = 50, sent: int = 0) -> Candidate:
     return Candidate(Layout(), 1, needed, 100, lambda: sent, seconds)
+
+
+def test_replicas_of_attention_have_a_batch_each_and_divide_the_experts(run: Any) -> None:
+    words = ("deepseek-v3", "--hardware", "h200", "--devices", "8", "--phase", "decode", "--seq", "8k", "--users", "4")
+    by_experts = answer(run, "time", *words, "--dp", "8", "--ep", "8")
+    assert by_experts["tokens_per_second"] == pytest.approx(8 * 4 / by_experts["seconds"]["estimate"])
+    _, screen, _ = run("time", *words, "--dp", "8", "--ep", "8", "--notes")
+    assert "decoding of 32 sequences" in screen
+    assert "weights and cache are" not in screen
+    assert "weights and cache are 629.07 GiB a device" in run("time", *words, "--dp", "8", "--notes")[1]
 
 
 def test_ties_are_of_the_first_layout_of_a_tie() -> None:

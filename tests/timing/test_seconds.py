@@ -13,6 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import pipeline, timetable
+from llmcalc.reports.serve import _range_cell
 from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import Device, device_of
@@ -20,6 +21,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.price import Formats, price
 from llmcalc.timing.records import generations, stacks
+from llmcalc.timing.spread import Amount
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import rank_work
@@ -238,6 +240,14 @@ def test_every_figure_of_a_generation_has_a_source() -> None:
         assert len(sourced) == len(set(sourced))
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(4.8, 160, "4.8-160 s"), (70, 200, "1.2-3.3 min"), (0.42, 12, "0.42-12 s"), (1800, 9000, "30-150 min")],
+)
+def test_a_range_from_less_than_a_minute_is_in_seconds(low: float, high: float, text: str) -> None:
+    assert _range_cell(Amount(high, low, high)) == text
+
+
 def test_the_range_of_overlap_is_refused_and_applied() -> None:
     plan = StepPlan.from_layout(Layout(tp=4, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
     seconds = {
@@ -410,3 +420,14 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
     assert core < nodes["self_attn"] < work_seconds(recompute=1.0) - work_seconds()
     with pytest.raises(InputError, match="nodes:conv: no layer has that module; expected some of"):
         work_seconds(recompute_nodes=frozenset({"conv"}))
+
+
+@pytest.mark.parametrize(
+    ("collective", "share"),
+    [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 2 * 3 / 4), ("all_to_all", 3 / 4), ("send", 1)],
+)
+def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float) -> None:
+    """Within a domain of four ranks; an all-reduce carries it twice, and a message between two ranks is whole."""
+    device = device_of(find_hardware("h100-sxm"))
+    once, twice = (device.message_seconds(collective, 4, size) for size in (1e9, 2e9))
+    assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))

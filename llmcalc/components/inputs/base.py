@@ -6,14 +6,14 @@ of the published processor: `preprocessor_config.json` of a model may state othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 
 from ...errors import InputError
+from ...frozen import frozen
 from ..base import Part
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Encoded:
     """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 

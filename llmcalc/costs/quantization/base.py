@@ -7,13 +7,14 @@ counted one by one, since a scheme may treat them differently. Each expert of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import chain
 
 from ...algebra import Number, add, is_zero, times
 from ...errors import InputError
 from ...flow.module_names import ModuleNames
 from ...flow.tree import Node, Place
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...optional import TOWERS
@@ -26,7 +27,7 @@ MOST_LAYERS = 1000
 """Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Parts:
     """Bytes of stored tensors by purpose: codes, scales, zero points and others.
 
@@ -89,7 +90,7 @@ def plain(elements: Number, dtype: str) -> Parts:
     return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WeightSite:
     """A weight tensor of a layer, with its path and its number of copies.
 
@@ -151,7 +152,7 @@ def _sites_below(node_position: Place, weight_site: WeightSite, include: frozens
             yield from _sites_below(child_place, child_site, include)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scheme:
     """A quantization scheme of weights.
 
@@ -186,7 +187,7 @@ class Scheme:
         return dtype
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantizedSize:
     """Bytes of a model's weights under a scheme. dtype: number format of the unconverted tensors."""
 

@@ -20,12 +20,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from ...algebra import Number, ceil_div, floor_div
 from ...errors import InputError
+from ...frozen import frozen
 from .base import Parts
 
 FP32, INT32 = 4, 4
@@ -40,7 +40,7 @@ class IndivisibleMatrix(InputError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class LinearFormat:
     """The storage format of a linear layer."""
 
@@ -66,7 +66,7 @@ def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field
     return f"{matrix_size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Static:
     """The stored scales of a layer's activations. scales: their number. zeros: zero points of one byte each."""
 
@@ -74,7 +74,7 @@ class Static:
     zeros: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class FP8(LinearFormat):
     """The FP8 format: one byte per weight, and scales.
 
@@ -108,7 +108,7 @@ class FP8(LinearFormat):
         return f"fp8, one scale ({scale_format}) per {scale_extent}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class FP4(LinearFormat):
     """The FP4 format: half a byte per weight, and scales.
 
@@ -140,7 +140,7 @@ class FP4(LinearFormat):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class AWQ(LinearFormat):
     """The AWQ format. group: columns that share a scale and a zero point; None for a whole row."""
 
@@ -161,7 +161,7 @@ class AWQ(LinearFormat):
         return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class GPTQ(LinearFormat):
     """The GPTQ format. Zero points are stored for symmetric weights, too.
 
@@ -189,7 +189,7 @@ class GPTQ(LinearFormat):
         return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class AWQInt4(LinearFormat):
     """The AWQ format of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
 
@@ -213,7 +213,7 @@ class AWQInt4(LinearFormat):
 BNB_BLOCK, BNB_NESTED = 64, 256
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Bnb4(LinearFormat):
     """The nf4 or fp4 format of bitsandbytes. double: whether the scales are also quantized (double quantization)."""
 
@@ -232,7 +232,7 @@ class Bnb4(LinearFormat):
         return f"4 bits, {scales}, and the code tables (quant_map)"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Bnb8(LinearFormat):
     """The LLM.int8() format of bitsandbytes."""
 
@@ -243,7 +243,7 @@ class Bnb8(LinearFormat):
         return "int8, one fp32 scale per row, one byte for the layout"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class PackedInt(LinearFormat):
     """The `pack-quantized` format of compressed-tensors: several codes per int32.
 
@@ -273,7 +273,7 @@ class PackedInt(LinearFormat):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WholeInt(LinearFormat):
     """The `int-quantized` format of compressed-tensors, and EETQ's: one byte per weight.
 
@@ -304,7 +304,7 @@ class WholeInt(LinearFormat):
         return f"int8, one scale ({scale_format}) per {scaled_text}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class HQQ(LinearFormat):
     """The HQQ format: codes in bytes, or ten 3-bit codes per int32; a scale and a zero point per group.
 
@@ -326,7 +326,7 @@ class HQQ(LinearFormat):
         return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Grouped(LinearFormat):
     """Packed codes with a scale and a shift per group of columns, both in the model's number format."""
 
@@ -341,7 +341,7 @@ class Grouped(LinearFormat):
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group} columns"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Metal(LinearFormat):
     """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
@@ -361,7 +361,7 @@ class Metal(LinearFormat):
         return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group} columns"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Higgs(LinearFormat):
     """The HIGGS format (Malinovskii 2024, arXiv:2411.17525): grid codes, group scales, and two tables per layer."""
 
@@ -381,7 +381,7 @@ class Higgs(LinearFormat):
         return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group} columns"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class StaticRange(LinearFormat):
     """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, two activation scales."""
 
@@ -394,7 +394,7 @@ class StaticRange(LinearFormat):
         return f"int{self.bits}, one fp32 scale per row and two of activations"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class AQLM(LinearFormat):
     """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
 
@@ -422,7 +422,7 @@ class AQLM(LinearFormat):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Averaged(LinearFormat):
     """ExLlama's average number of bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
 
@@ -437,7 +437,7 @@ class Averaged(LinearFormat):
         return f"{float(self.bits):g} bits per weight" + (", fp16 scales of rows and columns" if self.vectors else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Ternary(LinearFormat):
     """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 

@@ -15,10 +15,10 @@ the model's depth (they move the eighths of the depth).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from ...algebra import Number, is_zero
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
@@ -52,7 +52,7 @@ FALLBACK = {"IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", 
 MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS")
 
 
-@dataclass(frozen=True)
+@frozen
 class GGUFMix(Scheme):
     """A quantization mix of llama.cpp, such as Q4_K_M.
 

@@ -14,11 +14,12 @@ Unconverted tensors:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from ...algebra import Number
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
@@ -38,7 +39,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 """Components outside of layers, which AutoAWQ and AutoGPTQ do not convert."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Linear layers that share a storage format.
 
@@ -52,7 +53,7 @@ class Group:
     experts: LinearFormat | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class LinearScheme(Scheme):
     """A scheme that converts linear layers.
 

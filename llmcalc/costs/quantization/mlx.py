@@ -9,11 +9,12 @@ the group stays unconverted; the table lists the modules with another format), u
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ...algebra import Number, floor_div
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
 from .base import Parts, Scheme, WeightSite, plain
@@ -33,7 +34,7 @@ other recurrences have, such as block-diagonal gates, are no linear layers.
 ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class MLXAffine(LinearFormat):
     """The affine mode of MLX. bits: bits per code. group: columns that share a scale and a bias."""
 
@@ -48,7 +49,7 @@ class MLXAffine(LinearFormat):
         return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
 
 
-@dataclass(frozen=True)
+@frozen
 class ModuleFormat:
     """The storage format of a module. group: only a module whose columns are a multiple of this number is converted."""
 
@@ -56,7 +57,7 @@ class ModuleFormat:
     group: int
 
 
-@dataclass(frozen=True)
+@frozen
 class MLXScheme(Scheme):
     """The scheme of an mlx-lm config.
 

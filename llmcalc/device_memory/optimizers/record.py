@@ -9,13 +9,14 @@ imported when the step runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...algebra import Number, add
 from ...costs.trained_tensors import TrainedTensor
 from ...evidence import UNTESTED, Witness, by_torch
+from ...frozen import frozen
 from ...workload.execution import OptimizerImplementation
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
     return None
 
 
-@dataclass(frozen=True)
+@frozen
 class Optimizer:
     """The registry record of one optimizer.
 
@@ -110,7 +111,7 @@ class Optimizer:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class OptimizerState:
     """The state of an optimizer over some tensors.
 

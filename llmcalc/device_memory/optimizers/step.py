@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...frozen import frozen
 from ...simulator.aten import Aten
 from ...simulator.tensor import Dtype, Tensor, counted_as
 from ...workload.execution import OptimizerImplementation
@@ -44,7 +45,7 @@ class OptimizedParameter:
         return self.gradient
 
 
-@dataclass(frozen=True)
+@frozen
 class OptimizerStep:
     """An optimizer step to replay.
 

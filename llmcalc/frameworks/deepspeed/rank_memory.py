@@ -151,9 +151,19 @@ def replay_zero(
     ), training_run.host_terms()
 
 
+MOST_LAYERS = 10_000
+"""The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
+
+
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
+    layers = sum(stack.num_hidden_layers for _, stack in memory_estimate.spec.stacks())
+    if layers > MOST_LAYERS:
+        raise InputError(
+            f"--framework deepspeed: {layers:,} layers are too many, each of which is replayed; expected at most "
+            f"{MOST_LAYERS:,}"
+        )
     settings = settings_of(layout, training_run.own_settings, training_run.version)
     training_config = memory_estimate.training(cuda_runtime)
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":

@@ -6,10 +6,11 @@ A record names functions by their files, which are imported when they are called
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError
+from ...frozen import frozen
 from ...workload.setting import option
 from ..framework import FromFile
 
@@ -51,7 +52,7 @@ class Change(NamedTuple):
     starts: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class EngineMemory:
     """The memory of each device of a serving engine, and the KV cache that remains.
 
@@ -102,7 +103,7 @@ class EngineVersion(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Engine:
     """The registry record of one serving engine: its name, flags, versions and functions.
 

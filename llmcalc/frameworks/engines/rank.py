@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse
 from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
 from ...optional import included
@@ -85,7 +85,7 @@ class Experts(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class EngineRank:
     """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 

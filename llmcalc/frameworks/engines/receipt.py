@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from ...frozen import frozen
 
 FIELD = "receipt"
 """The key of a receipt among the values of an engine's flags."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Receipt:
     """The memory sizes measured in a log. file: the log. terms: name of a part of the memory → bytes.
 

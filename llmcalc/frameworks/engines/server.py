@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
 from ...costs.context_length import longest_sequence
 from ...errors import InputError
+from ...frozen import frozen
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
@@ -24,7 +24,7 @@ DTYPES = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class EngineServer:
     """A server that runs a model. flags: values of the flags by name; `quantize` is llmcalc's quantization scheme.
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ...algebra import Number, ceil_div
+from ...frozen import frozen
 from ...parallel.placements import Collective
 from ...simulator.aten import Aten
 from ...simulator.autograd import Graph, record
@@ -32,7 +32,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 """The hooks of a group."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sharding:
     """The sharding of a rank's parameters.
 

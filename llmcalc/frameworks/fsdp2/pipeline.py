@@ -11,13 +11,14 @@ schedules.py, `_add_unshard_reshard`, `_PipelineScheduleRuntime`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
 from ...device_memory.training import Training, replay_steps
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, effective_schedule
@@ -172,7 +173,7 @@ class ShardedChunk(Chunk):
         self.keep_unsharded(True)
 
 
-@dataclass(frozen=True)
+@frozen
 class ScheduleSettings:
     """The settings with which torchtitan runs a pipeline schedule.
 

@@ -26,6 +26,7 @@ from ...simulator.repeat_microbatches import (
     PassCounter,
     PassId,
     PassPlayer,
+    PassRecorder,
     PassTrace,
     RecordedPass,
     TraceReader,
@@ -94,58 +95,24 @@ class SchedulePasses(PassCounter):
         return (chunk, "B", self._schedule_position(chunk, pass_number), next_state), (chunk, "B", pass_number)
 
 
-class PassRecorder(SchedulePasses):
+class RecordedSchedule(SchedulePasses, PassRecorder):
     """Runs passes and records their events. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
-        super().__init__(len(parameters))
-        self.meter: Recorder = memory_meter
+        PassRecorder.__init__(self, memory_meter, len(parameters))
+        self.schedule: int = 0
+        self.starts: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
-        self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. compute: computes its output."""
-        return self._run(chunk, *self.next_forward(chunk), stage_input, compute)
-
-    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Runs and records the loss of the last forward pass."""
-        return self._run(chunk, *self.next_loss(chunk), output, compute)
-
-    def _run(
-        self,
-        chunk: int,
-        pass_case: PassCase,
-        pass_id: PassId,
-        stage_input: Tensor | None,
-        compute: Callable[[], Tensor],
-    ) -> Tensor:
-        """Runs and records a pass with one output and newly gathered parameters."""
-        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = compute()
-        outputs = [without_storage(0, output)]
-        for i, parameter in enumerate(self.parameters[chunk], 1):
-            if (
-                isinstance(parameter.unsharded_param.storage, GatheredStorage)
-                and parameter.unsharded_param.storage.block is not None
-            ):
-                outputs.append(without_storage(i, parameter.unsharded_param))
-        input_handle = None if stage_input is None else stage_input.storage.block.handle
-        self.passes.append(
-            RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, input_handle, outputs)
-        )
-        return output
-
-    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
-        """Runs and records a backward pass. gradient_leaves: tensors that may have a gradient after it."""
-        pass_case, pass_id = self.next_backward(chunk)
-        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        compute()
-        outputs = [
-            without_storage(i, gradient_leaf.grad)
-            for i, gradient_leaf in enumerate(gradient_leaves)
-            if gradient_leaf.grad is not None
+    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+        """Returns the output, and the parameters that the pass has gathered."""
+        gathered_parameters = [
+            without_storage(i, parameter.unsharded_param)
+            for i, parameter in enumerate(self.parameters[chunk], 1)
+            if isinstance(parameter.unsharded_param.storage, GatheredStorage)
+            and parameter.unsharded_param.storage.block is not None
         ]
-        self.passes.append(RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, None, outputs))
+        return [*super()._outputs(chunk, output), *gathered_parameters]
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
@@ -356,9 +323,9 @@ def _record_passes(
 ) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `_run_schedule`."""
     sharded_rank.set_up()
-    passes = PassRecorder(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
+    passes = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = passes  # type: ignore[assignment]
+        model_chunk.passes = passes
     for _ in range(2):
         for _ in range(2 if sharded_rank.schedules > 1 else 1):
             _run_schedule(sharded_rank, is_last_stage, group_size)

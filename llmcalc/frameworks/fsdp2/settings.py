@@ -6,8 +6,9 @@ at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these date
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from ...frozen import frozen
 
 Float8Recipe: TypeAlias = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -15,7 +16,7 @@ MULTIPLE = 16
 """The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Float8:
     """The settings of torchao's 8-bit linear layers (`convert_to_float8_training`).
 
@@ -46,7 +47,7 @@ class Float8:
         return not (rows <= 2048 or columns <= 1024 or (rows <= 4096 and columns <= 2048))
 
 
-@dataclass(frozen=True)
+@frozen
 class TitanSettings:
     """Settings of a torchtitan job that `llmcalc memory` has no option for. accelerate's files set the last four.
 

@@ -7,12 +7,13 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from ...device_memory.optimizers.registry import optimizer, optimizers
 from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
@@ -27,7 +28,7 @@ from .settings import Float8, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
-@dataclass(frozen=True)
+@frozen
 class Fsdp:
     """The arguments of `fully_shard`.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...frozen import frozen
 from ...sources.checkpoints.gguf import TYPES
 from .compute_graph import HOST, buffer_sizes
 from .encoder import encoder_device
@@ -53,7 +54,7 @@ class Buffers(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class GgmlServer(GgmlSettings):
     """A server with its buffers on each device: tensors, caches and graphs, of the model and of a draft model."""
 

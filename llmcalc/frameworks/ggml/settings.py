@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from ...errors import InputError
+from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .model import GgufModel
@@ -24,7 +24,7 @@ DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"
 """Vendor → the name of llama.cpp's devices of it."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class GgmlSettings(EngineServer):
     """The settings of a server of a model, derived from its flags.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
+from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..frozen_model import FrozenModel, SecondLoss
 
@@ -35,7 +36,7 @@ ReadText: TypeAlias = Callable[[str], tuple[str, str]]
 """Reads a file that another file names: its path in messages, and its text."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Launch:
     """The training run that a launch file describes.
 
@@ -120,7 +121,7 @@ def json_value_of(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-@dataclass(frozen=True)
+@frozen
 class LaunchSource:
     """The name of a launch file, and the options with which it is read.
 
@@ -183,7 +184,7 @@ class CommandLine(NamedTuple):
     loops: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class LaunchFile:
     """A kind of launch file.
 
@@ -232,7 +233,7 @@ class LaunchSettings(NamedTuple):
     own_settings: Any = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Plugin:
     """The keys by which files of accelerate and of the Trainer select a framework.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ...errors import InputError
+from ...frozen import frozen
 from .record import CommandLine, Launch, LaunchFile, LaunchSource
 
 
-@dataclass(frozen=True)
+@frozen
 class RefusedProgram:
     """A training program whose launch files are refused.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
+
+from ...frozen import frozen
 
 Place: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
@@ -12,7 +14,7 @@ Place: TypeAlias = Literal["none", "device", "host"]
 States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A model beside the trained one on the training devices, such as the reference model.
 
@@ -26,7 +28,7 @@ class Model:
     parameters: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Rollout:
     """The rollout engine that generates on the training devices, and the other models on them.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from ...frozen import frozen
 from .parallel_adapters import ParallelAdapters
 
 Kind: TypeAlias = Literal["gpt", "bert", "t5", "hybrid"]
@@ -21,7 +22,7 @@ FACTS = ("kind", "world_size", "gpu", "env", "date", "adapters")
 """Fields that are no arguments."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MegatronArguments:
     """Megatron-LM's command-line arguments, with the run's script, devices, GPU, environment and date.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakSet
 
 from ...components.evidence import evidence_of_parts
 from ...errors import InputError
 from ...evidence import UNTESTED, FrameworkEvidence, Witness, by_source
+from ...flow.record import Flow
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Layout
@@ -62,6 +64,8 @@ def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
 
 def check_parts(spec: ModelSpec) -> None:
     """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
+    if spec.shared_program in _checked_programs:
+        return
     for component in evidence_of_parts(spec, frozenset({MTP.name})):
         if (component.kind, component.name) not in PARTS:
             supported_parts = sorted(name for part_kind, name in PARTS if part_kind == component.kind)
@@ -70,3 +74,8 @@ def check_parts(spec: ModelSpec) -> None:
                 f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "
                 "a model without it, or --framework torch or fsdp2"
             )
+    _checked_programs.add(spec.shared_program)
+
+
+_checked_programs: WeakSet[Flow] = WeakSet()
+"""The programs of the models that have been checked: a search checks one model for each of thousands of ranks."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT_SOURCE, Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
@@ -39,7 +40,7 @@ NAMES = {"overhead": "workspaces and tables"}
 REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 

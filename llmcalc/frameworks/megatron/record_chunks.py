@@ -8,11 +8,12 @@ are those without the allocations that other chunks have made before.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 from operator import or_
 from typing import TypeAlias
 
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import TAKEN, Recorder
@@ -28,7 +29,7 @@ Names: TypeAlias = frozenset[str | Shape]
 """Keys of `PersistentTensors.shared`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedChunk:
     """The passes of a pipeline chunk, recorded without other chunks.
 

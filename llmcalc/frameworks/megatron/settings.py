@@ -9,16 +9,16 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from ...errors import InputError, shown
+from ...frozen import frozen
 from ...parallel.layout import ContextExchange, Layout, Zero
 from .arguments import MegatronArguments, flag_of
 
 
-@dataclass(frozen=True)
+@frozen
 class MegatronSettings(MegatronArguments):
     """Megatron-LM's arguments of a run, and the sizes derived from them."""
 

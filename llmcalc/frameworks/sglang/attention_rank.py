@@ -6,9 +6,9 @@ the head (srt/layers/dp_attention.py; `use_attn_tp_group` in srt/models). Each r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
+from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ..engines.rank import EngineRank
 
@@ -16,7 +16,7 @@ NETWORKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
 """Components that all ranks divide."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class AttentionRank(EngineRank):
     """A rank with two layouts. layout: for attention. network_layout: for feed-forward networks and the head.
 

@@ -212,7 +212,7 @@ class Chunk(TrainingRun):
 MOST_MICROBATCHES = 1024
 """The most micro-batches of a step that are replayed: a rank has buffers or at least the loss of each of them."""
 
-MOST_FORWARD_PASSES = 2 * MOST_MICROBATCHES
+MOST_FORWARD_PASSES = 1536
 """The most forward passes of a rank that are replayed: of each micro-batch one per chunk of its layers (`--vpp`)."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -33,7 +34,7 @@ MOST_PASSES = 2560
 """Layers times micro-batches of a step, of up to three ranks, up to which all are replayed on the allocator."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 

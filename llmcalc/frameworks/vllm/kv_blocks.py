@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ...errors import InputError
+from ...frozen import frozen
 from ..engines.rank import EngineRank, StateCache, TokenCache
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import Rules
@@ -21,7 +21,7 @@ SIMILAR = 1.5
 """Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
 
@@ -44,7 +44,7 @@ class Group:
         return self.groups * (-(-min(self.window - 1 + chunk, length) // block) + 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class BlockPool:
     """The block sizes of one rank's KV cache.
 

@@ -20,9 +20,19 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether this module can write the tables: rich would use no colour, and no column is too wide."""
+    """Whether this module can write the tables: rich would use no colour, and break no line of a cell."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
-    return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
+    return not terminal and not _breaks_cells(report, width_of_terminal())
+
+
+def _breaks_cells(report: Report, width: int) -> bool:
+    """Whether a table with columns that may be broken is wider than `width`."""
+    return any(
+        any(column.wrap for column in table.columns)
+        and len(INDENT) + sum(_column_widths(_cell_texts(table))) + len(GAP) * (len(table.columns) - 1) > width
+        for table in with_fitting_bars(readable(report).tables, width)
+        if table.rows
+    )
 
 
 def width_of_terminal() -> int:

@@ -12,11 +12,11 @@ torch 2.13, with attention of `_scaled_dot_product_flash_attention`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ...errors import InputError
 from ...flow.program import Step
+from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import Graph, record
@@ -25,24 +25,42 @@ from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
 
+MOST_RANKS = 256
+"""Most ranks of a ring whose rounds are replayed."""
+
 CHUNKS = 2
 """Parts of each sequence that a rank has."""
+
+DISTINCT_ROUNDS = 3
+"""Rounds around the first, the last and a rank's own after which rounds of the ring do the same."""
 
 ROWS = 2
 """The axis of rows in [batch, heads, rows, size]."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Ring:
     """The ranks of a context-parallel group, each of which has a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
+    peaks_only: whether rounds are left out that allocate what the round before allocates, which changes no peak of
+        allocated bytes; false by default.
     """
 
     ranks: int
     rank: int
     gathers: bool = True
+    peaks_only: bool = False
+
+    def rounds(self) -> list[int]:
+        """Returns the numbers of the rounds that run: one for each rank of the ring."""
+        changes = 0, self.rank, self.ranks - 1
+        return [
+            i
+            for i in range(self.ranks)
+            if not self.peaks_only or any(abs(i - change) <= DISTINCT_ROUNDS for change in changes)
+        ]
 
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
@@ -51,8 +69,15 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
-    """Returns the number of tokens of a sequence on one rank. Raises `InputError` where torch fails."""
+    """Returns the number of tokens of a sequence on one rank.
+
+    Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
+    """
     chunks = CHUNKS * layout.cp
+    if layout.cp > MOST_RANKS:
+        raise InputError(
+            f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MOST_RANKS}"
+        )
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
     if layout.cp > 1 and seq % chunks:
@@ -219,7 +244,7 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
         rotater = Rotater(self.graph, ring_size, self.ring.gathers)
-        for i in range(ring_size):
+        for i in self.ring.rounds():
             if i > 0:
                 next_kv = rotater.next_buffer(key)
                 key, value = _split_in_two(next_kv, key.shape)
@@ -253,7 +278,7 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
         dkv_rotater = Rotater(self.graph, ring_size, gathers=False)
-        for i in range(ring_size):
+        for i in self.ring.rounds():
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
                 key, value = _split_in_two(buffer, key.shape)

@@ -7,8 +7,9 @@ A library's file may be changed without reading the other libraries; a kernel's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ...frozen import frozen
 
 Known = Literal["run on meta", "source", "untested"]
 """How the memory of a kernel is known.
@@ -20,7 +21,7 @@ untested: it was compared with nothing: the default of a kernel that states no o
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Library:
     """A published library. commit: the version whose code llmcalc follows."""
 
@@ -29,7 +30,7 @@ class Library:
     commit: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernel:
     """A published kernel with its library, its source file and the test that verifies it.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...algebra import Number
+from ...frozen import frozen
 from ..autograd import Graph, record
 from ..tensor import Gradient, Needs, Tensor
 
 Optional = Tensor | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Accelerator:
     """The properties of a device that determine the size of a kernel's workspaces.
 

@@ -70,6 +70,23 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         },
         Parts(N, 14 * 4, 0, 14 * 4, PLAIN),
     ),
+    "quark in FP8, activations scaled as they come": (
+        {
+            "quant_method": "quark", "exclude": ["lm_head"],
+            "global_quant_config": {
+                "weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"},
+                "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True},
+            },
+        },
+        Parts(N, 4 * ROWS, 0, 0, PLAIN),
+    ),
+    "quark in FP8, weights alone": (
+        {
+            "quant_method": "quark", "exclude": ["lm_head"],
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+        },
+        Parts(N, 14 * 4, 0, 0, PLAIN),
+    ),
     "quark in MXFP4": (
         {
             "quant_method": "quark", "exclude": ["lm_head"],
@@ -114,6 +131,10 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
             "ignore": ["lm_head"],
         },
         Parts(N // 2, 4 * N // 32, 0, 0, PLAIN),
+    ),
+    "ModelOpt's SmoothQuant": (
+        {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL", "ignore": ["lm_head"]},
+        Parts(N, 4 * ROWS, 0, 14 * 4, PLAIN),
     ),
     "ModelOpt's FP8 in blocks": (
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 32, "ignore": ["lm_head"]},

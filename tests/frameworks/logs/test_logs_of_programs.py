@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,14 @@ def test_a_cache_in_fp8_that_the_log_does_not_mention(tmp_path: Path) -> None:
     assert tokens["computed"] == pytest.approx(2 * sizes(plain, "computed")["kv_tokens"], rel=1e-3)
     assert any("--kv-cache-dtype fp8" in note for note in document["notes"])
     assert not any("--kv-cache-dtype" in note for note in plain["notes"])
+
+
+def test_a_negative_memory_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "negative.log"
+    log = (LOGS / "vllm_fewer_sequences.log").read_text()
+    file.write_text(re.sub(r"\(util\), [0-9.]+ GiB", "(util), -11.27 GiB", log))
+    with pytest.raises(InputError, match=r"the device's memory in the log is -\d+ bytes; expected a positive size"):
+        functions.explain_log(file, None, hardware="h100")
 
 
 def test_sglang_is_computed_with_the_memory_that_was_free(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ....frozen import frozen
 from ..parallel_adapters import ParallelAdapters
 
 AttentionBackend: TypeAlias = Literal["fused", "flash", "unfused", "local"]
@@ -17,7 +17,7 @@ Dispatcher: TypeAlias = Literal["allgather", "alltoall", "hybridep"]
 Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8"]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankChoices:
     """The kernels of a rank, and the parallel sizes and settings that they depend on.
 

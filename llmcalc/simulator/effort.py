@@ -1,0 +1,30 @@
+"""How much work simulated runs have done, and budgets for searches that simulate many runs.
+
+The work is counted and not timed, so that an answer does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+UNITS_PER_OPERATION = 50
+"""Units of work of an operation of a program; a step of an allocator is one unit, of about a microsecond."""
+
+
+class Effort:
+    """The work of all simulated runs so far. units: allocator steps, and program operations weighted."""
+
+    units: int = 0
+
+
+EFFORT = Effort()
+
+
+class Budget:
+    """The work that a search may do. units: of simulated runs from now on."""
+
+    def __init__(self, units: int) -> None:
+        self._start = EFFORT.units
+        self._units = units
+
+    def is_spent(self, share: float = 1) -> bool:
+        """Whether this share of the budget is spent; all of it by default."""
+        return EFFORT.units - self._start >= share * self._units

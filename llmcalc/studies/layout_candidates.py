@@ -1,0 +1,129 @@
+"""Layouts that may fit, with their estimated or replayed bytes, and their orders by time and by memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from ..errors import InputError, shown
+from ..frozen import frozen
+from ..parallel.layout import Layout
+from ..parallel.schedule_formulas import bubble
+from ..timing.spread import TIE
+
+AS_CONFIGURED = ""
+"""A candidate's recomputation where it is that of the run's settings."""
+
+
+@frozen
+class Candidate:
+    """A layout that may fit, with its estimated bytes.
+
+    micro_batches: micro-batches per step.
+    device_bytes: bytes that the largest rank requires.
+    capacity: usable bytes of a device.
+    sent: counts the bytes that a rank sends per step; None if the layout does not fit.
+    seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
+    replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
+    upper_bound: upper bound of device_bytes; equal to it after a replay.
+    recompute: value of `--recompute`; empty for the run's own setting.
+    """
+
+    layout: Layout
+    micro_batches: int
+    device_bytes: int
+    capacity: int
+    sent: Callable[[], int] | None
+    seconds: float | None = None
+    replayed: bool = False
+    upper_bound: int = 0
+    recompute: str = AS_CONFIGURED
+
+    @property
+    def headroom(self) -> int:
+        return self.capacity - self.device_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the layout's tensors may fit."""
+        return self.sent is not None
+
+    @cached_property
+    def communication_bytes(self) -> int | None:
+        """The bytes that a rank sends per step; None if the layout does not fit."""
+        return None if self.sent is None else self.sent()
+
+    @cached_property
+    def bubble(self) -> float | None:
+        """The share of a step in which a rank of the pipeline waits; None if the layout does not fit."""
+        return None if self.sent is None else bubble(self.layout, self.micro_batches)
+
+    @property
+    def options(self) -> str:
+        """The layout and its recomputation as options of `memory` and `time`."""
+        recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
+        return f"{self.layout.options()} {recompute}".strip()
+
+
+def by_time(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorts candidates by seconds per step; equal ones by required bytes."""
+    return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
+
+
+def ties(candidates: list[Candidate]) -> list[bool]:
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
+    tie_flags: list[bool] = []
+    first_seconds = 0.0
+    for candidate in candidates:
+        seconds = candidate.seconds or 0.0
+        tie_flags.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
+        first_seconds = first_seconds if tie_flags[-1] else seconds
+    return tie_flags
+
+
+PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
+"""Names of sizes by which the place of a layout may be asked for."""
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
+    layout_sizes: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        name = name.strip().lower()
+        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
+            raise InputError(
+                f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
+            )
+        layout_sizes[name] = int(value)
+    return layout_sizes
+
+
+def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
+    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
+    for position, candidate in enumerate(candidates, start=1):
+        if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
+            return position
+    return None
+
+
+ENOUGH_HEADROOM = 0.1
+"""Share of a device's memory beyond which more headroom is no merit."""
+
+
+def ranked(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
+    position_sums: dict[int, int] = {}
+    keys: tuple[Callable[[Candidate], Any], ...] = (
+        lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
+        lambda candidate: candidate.communication_bytes,
+        lambda candidate: candidate.bubble,
+    )
+    for key in keys:
+        values = sorted({key(candidate) for candidate in candidates})
+        order = {value: position for position, value in enumerate(values)}
+        for candidate in candidates:
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
+    return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
