@@ -7,6 +7,8 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..components.base import PUBLISHED
+from ..components.evidence import parts_below
+from ..components.networks.moe import MoE
 from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
@@ -288,6 +290,10 @@ class Memory:
                 "sums of gradients in a format of their own",
             ),
             (
+                kernel_choices(settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
+                "experts that the class of transformers runs one after another, counted as one grouped product",
+            ),
+            (
                 attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
@@ -304,6 +310,11 @@ class Memory:
 def is_recurrent(spec: ModelSpec) -> bool:
     """Whether a layer has a state that is updated token by token."""
     return any(isinstance(tree_node.node.op, State) for tree_node in spec.tree().walk())
+
+
+def loops_over_experts(spec: ModelSpec) -> bool:
+    """Whether the model's class of transformers runs one expert after another."""
+    return any(isinstance(part, MoE) and part.expert_loop for part in parts_below(spec))
 
 
 def changes_scores(spec: ModelSpec) -> bool:

@@ -11,6 +11,8 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
@@ -31,6 +33,7 @@ PARTS: tuple[Any, ...] = (
     Attention(num_attention_heads=4, sinks=True),
     MLA.examples()[0],
     LocalAttention.examples()[0],
+    MoE(num_experts=4, num_experts_per_tok=2, expert=FeedForward(intermediate_size=40, hidden_act="relu")),
 )
 
 
@@ -75,6 +78,16 @@ def test_a_mask_of_one_byte_is_kept_at_each_place() -> None:
     more = without_values(dropped).saved - without_values(plain).saved
     ends, layer = 2 * 14 * 24, 2 * 14 * 24 + 14 * 40 + 2 * 4 * 7 * 7
     assert more == ends + 2 * layer
+
+
+def test_experts_drop_what_they_activate() -> None:
+    """Switch Transformers' and NLLB-MoE's, whose ReLU and product each keep a tensor of their own then."""
+    rows, without_activation = 14 * 2, Dropout(**(dict.fromkeys(Dropout.model_fields, 0.1) | {"activation": None}))
+    plain = spec(len(PARTS) - 1).model_copy(update={"dropout": without_activation})
+    assert plain.decoder is not None
+    mixtures, element_bytes = plain.decoder.num_hidden_layers, 2
+    more = without_values(spec(len(PARTS) - 1)).saved - without_values(plain).saved
+    assert more == mixtures * rows * 40 * (1 + element_bytes)
 
 
 def test_inference_drops_nothing() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.registry import kind_of_class, typed
-from tests.builders import CASES
+from tests.builders import CASES, spec_of
 from tests.families import shapes_of
 
 
@@ -58,3 +60,21 @@ def test_no_published_config_contradicts_itself() -> None:
 def test_every_class_has_one_model_type() -> None:
     assert kind_of_class("LlamaForCausalLM") == "llama"
     assert kind_of_class("NoSuchModel") == ""
+
+
+@pytest.mark.parametrize("model_type", ["switch_transformers", "nllb-moe"])
+def test_a_router_computes_in_the_number_format_of_its_config(model_type: str) -> None:
+    """`router_dtype` is float32 by default: the class copies tokens and weight to it."""
+    config = next(shape for shape in shapes_of(model_type) if "router_dtype" not in shape)
+
+    def float32_products(**fields: Any) -> set[bool]:
+        stack = spec_of({**config, **fields}).encoder
+        assert stack is not None
+        networks = [stack.layer(name).feed_forward for name in stack.layer_names()]
+        routers = [network.router for network in networks if isinstance(network, MoE)]
+        return {router.float32_product for router in routers if isinstance(router, LinearRouter)}
+
+    assert float32_products() == float32_products(router_dtype="float32") == {True}
+    assert float32_products(router_dtype="bfloat16") == {False}
+    with pytest.raises(InputError, match="router_dtype: 'int8'; expected one of float32, float16, bfloat16"):
+        spec_of({**config, "router_dtype": "int8"})

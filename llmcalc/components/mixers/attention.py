@@ -111,6 +111,8 @@ class Attention(TokenMixer):
         output of scaled_dot_product_attention has, too (Whisper); false by default. Parameters and FLOPs do not change.
     floors_scores: whether its class limits masked scores from below in eager attention (XGLM), which keeps them for the
         backward pass; false by default. Parameters and FLOPs do not change.
+    names_scores: whether its class keeps the scores without their mask until its eager attention has run (BLOOM), false
+        by default. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
@@ -157,6 +159,7 @@ class Attention(TokenMixer):
     repeat_kv: Flag = True
     copies_heads: Flag = False
     floors_scores: Flag = False
+    names_scores: Flag = False
     fused_qkv: Flag = False
     whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
@@ -391,6 +394,7 @@ class Attention(TokenMixer):
             repeat_kv=self.repeat_kv,
             copies_heads=self.copies_heads,
             floors_scores=self.floors_scores,
+            names_scores=self.names_scores,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )

@@ -83,6 +83,9 @@ class FeedForward(SingleWidthNetwork):
     hidden_act: the activation.
     gated: whether there is a gate projection, false by default.
     up_act: of a gated one, what is applied to the output of the up projection; `identity` by default.
+    fused_gate: whether its class computes gate and up projection as one product, whose halves they are, and keeps both
+        until the network ends (Phi-3, GLM-4), where both have a bias or neither; false by default. Parameters and FLOPs
+        do not change.
     gate_bias, up_bias, down_bias: whether each projection has a bias, false by default.
     sub_norm: the norm on the intermediate values, before the down projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
@@ -98,6 +101,7 @@ class FeedForward(SingleWidthNetwork):
     hidden_act: Activation | Literal["xielu"]
     gated: Flag = False
     up_act: Activation = "identity"
+    fused_gate: Flag = False
     gate_bias: Flag = False
     up_bias: Flag = False
     down_bias: Flag = False
@@ -108,6 +112,8 @@ class FeedForward(SingleWidthNetwork):
     def _check_fields(self) -> Self:
         if self.gate_bias and not self.gated:
             raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
+        if self.fused_gate and not self.gated:
+            raise ValueError("fused_gate: there is no gate to compute; expected false, or gated = true")
         if self.up_act != "identity" and not self.gated:
             raise ValueError("up_act: without a gate it is hidden_act; expected identity, or gated = true")
         return self
@@ -127,10 +133,11 @@ class FeedForward(SingleWidthNetwork):
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        y = recorder.linear(name, x, ffn, bias=bias)
+        y = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
         y = self._activate(recorder, y)
         if self.gated:
-            y = recorder.mul(y, act_on_up(recorder, self.up_act, recorder.linear("up_proj", x, ffn, bias=self.up_bias)))
+            up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            y = recorder.mul(y, act_on_up(recorder, self.up_act, up))
         y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
         y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
         return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
@@ -161,6 +168,7 @@ class FeedForward(SingleWidthNetwork):
             cls(intermediate_size=24, hidden_act="gelu_new"),
             cls(intermediate_size=24, hidden_act="situ", gated=True),
             cls(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True),
+            cls(intermediate_size=20, hidden_act="silu", gated=True, fused_gate=True),
             cls(intermediate_size=24, hidden_act="clamped_silu", gated=True, up_act="clamped"),
             cls(intermediate_size=24, hidden_act="clamped_swish", gated=True, up_act="clamped_plus_one"),
         ]

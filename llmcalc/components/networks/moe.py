@@ -34,7 +34,7 @@ from ..base import (
     ZeroExperts,
 )
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import ForwardPass, apply_dropout, vector
 from .feed_forward import FeedForward, act_on_up, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
@@ -168,6 +168,9 @@ class MoE(Network):
     shared_expert_mix: whether two learned scores, whose softmax weights the outputs of the routed experts and of the
         shared expert, are computed of the input by a linear layer with a bias (Klear); false by default.
     shared_scores: the scores that weigh the shared experts (Inkling), none by default.
+    expert_loop: whether its class of transformers runs one expert after another (DBRX, Switch Transformers), where
+        others run one product of all experts' rows; false by default. Counts do not change. Memory is counted as
+        of one product, so that of the class is an estimate.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -202,6 +205,7 @@ class MoE(Network):
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
+    expert_loop: Flag = False
     output_bias: Flag = False
     router_aux_loss_coef: Real | None = None
     router_z_loss_coef: Real | None = None
@@ -391,6 +395,8 @@ def check_expert(expert: FeedForward) -> None:
         raise ValueError(
             "expert.hidden_act: 'xielu' has parameters, which are not supported in experts; expected another one"
         )
+    if expert.fused_gate:
+        raise ValueError("expert.fused_gate: is that of all experts' classes; expected false")
     if expert.sub_norm is not None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
@@ -410,6 +416,7 @@ def expert_networks(
         y = recorder.mul(y, act_on_up(recorder, expert.up_act, mapped("up_proj", rows, ffn, bias=expert.up_bias)))
     else:
         y = recorder.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    y = recorder.dropout(y, "activation")
     recorder.hold(y=y)
     y = mapped("down_proj", y, *out, bias=expert.down_bias)
     recorder.hold(y=y)
@@ -575,6 +582,7 @@ def routed_class() -> type[nn.Module]:
             group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
             y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
             y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
+            y = apply_dropout(self, "activation", y)
             y = self.down_proj(y, expert, group_ends)
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 

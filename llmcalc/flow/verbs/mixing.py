@@ -36,6 +36,7 @@ class MixingVerbs(Recorder):
         repeat_kv: bool = True,
         copies_heads: bool = False,
         floors_scores: bool = False,
+        names_scores: bool = False,
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
@@ -55,6 +56,7 @@ class MixingVerbs(Recorder):
             repeats them, true by default.
         copies_heads: whether a class copies queries, keys and values to heads first, false by default.
         floors_scores: whether a class limits masked scores from below before the softmax, false by default.
+        names_scores: whether a class keeps the scores without their mask while it computes, false by default.
         bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
@@ -75,6 +77,7 @@ class MixingVerbs(Recorder):
             "repeat_kv": repeat_kv,
             "copies_heads": copies_heads,
             "floors_scores": floors_scores,
+            "names_scores": names_scores,
             "bias_in_sdpa": bias_in_sdpa,
             **limits,
         }

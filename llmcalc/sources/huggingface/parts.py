@@ -122,6 +122,11 @@ def glu(config: Config, bias: bool = False, width: int | None = None, act: str =
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
 
 
+def fused_glu(config: Config) -> Table:
+    """Returns a gated FFN whose class computes gate and up projection as one product (`gate_up_proj`)."""
+    return {**glu(config), "fused_gate": True}
+
+
 def clamped(network: Table) -> Table:
     """Returns a gated SiLU network whose gate has a largest value, and its up projection two (`swiglu_limit`)."""
     return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}

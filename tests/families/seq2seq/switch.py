@@ -30,6 +30,7 @@ SHAPES = {
             "num_sparse_decoder_layers": 1,
             "num_decoder_layers": 3,
             "router_bias": True,
+            "router_dtype": "bfloat16",
         },
         {**SWITCH, "num_layers": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0},
     ],
@@ -37,7 +38,14 @@ SHAPES = {
     "SwitchTransformersEncoderModel": [SWITCH],
     "NllbMoeForConditionalGeneration": [
         NLLB,
-        {**NLLB, **bart.LOPSIDED, "encoder_sparse_step": 1, "decoder_sparse_step": 0, "router_bias": True},
+        {
+            **NLLB,
+            **bart.LOPSIDED,
+            "encoder_sparse_step": 1,
+            "decoder_sparse_step": 0,
+            "router_bias": True,
+            "router_dtype": "bfloat16",
+        },
     ],
     "NllbMoeModel": [NLLB, {**NLLB, "tie_word_embeddings": False}],
 }

@@ -221,10 +221,12 @@ class AttentionKernels(Lowering):
         cap, dropout, float32, float32_scores = (
             operation.options[name] for name in ("cap", "dropout", "float32", "float32_scores")
         )
-        is_floored = self.choices.like_classes and operation.options["floors_scores"]
+        is_floored, is_named = (
+            self.choices.like_classes and operation.options[name] for name in ("floors_scores", "names_scores")
+        )
         output = self.run_attention_core(
             lambda q, k, v, bias=None: self.core(
-                q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores, is_floored
+                q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores, is_floored, is_named
             ),
             q,
             k,
@@ -304,6 +306,7 @@ class AttentionKernels(Lowering):
         float32: bool = True,
         float32_scores: bool = False,
         is_floored: bool = False,
+        is_named: bool = False,
     ) -> Tensor:
         """Computes softmax(q·kᵀ)·v. sinks: per head, the score of one extra key without a value.
 
@@ -311,6 +314,7 @@ class AttentionKernels(Lowering):
         float32: whether the softmax is in float32, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores.
         is_floored: whether masked scores are limited from below.
+        is_named: whether the scores without their mask live until the end.
         """
         aten = self.t
         if float32_scores:
@@ -320,6 +324,7 @@ class AttentionKernels(Lowering):
             scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         if bias is not None:
             scores = aten.add(scores, aten.to(bias, scores.dtype))
+        named_scores = scores if is_named else None
         if mask is not None:
             scores = (
                 aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
@@ -333,6 +338,8 @@ class AttentionKernels(Lowering):
             keys = scores.shape[-1]
             probs = aten.to(aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), keys), v.dtype)
             return aten.matmul(self.apply_dropout(probs, dropout), v)
-        return aten.matmul(
+        output = aten.matmul(
             self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v
         )
+        del named_scores
+        return output

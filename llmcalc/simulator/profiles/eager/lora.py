@@ -19,6 +19,8 @@ from ...strides import Shape, count
 from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
 from .basic import BasicKernels
 
+GATE = ("gate_proj", "up_proj")
+"""The projections that a class with `FeedForward.fused_gate` computes as one product."""
 TOGETHER = "qkv_proj"
 """The name of that product."""
 
@@ -133,21 +135,21 @@ class LoraKernels(BasicKernels):
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
-        if operation.name not in PROJECTIONS or not (
-            litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(operation)
-        ):
+        is_fused_by_its_class = self._is_fused_by_its_class(operation)
+        names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
+        if operation.name not in names or not (litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
         groups = [
             item
             for item in self.frames[-1].scope.items
             if isinstance(item, Step)
             and item.verb == "linear"
-            and item.name in PROJECTIONS
+            and item.name in names
             and item.ins[0] is operation.ins[0]
         ]
-        if self._is_fused_by_its_class(operation) and len({bool(item.options["bias"]) for item in groups}) > 1:
+        if is_fused_by_its_class and len({bool(item.options["bias"]) for item in groups}) > 1:
             return []
-        return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
+        return groups if len(groups) > 1 and groups[0].name == names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
@@ -209,6 +211,8 @@ class LoraKernels(BasicKernels):
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.set(operation.outs[0], step_output)
+        if operations[0].name in GATE:  # a variable names a half of the product until the module returns
+            self.frames[-1].local_tensors["gate"] = self.get(operations[0].outs[0])
 
     def _with_adapters(self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters

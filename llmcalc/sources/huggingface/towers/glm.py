@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, glu, layernorm, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped, glu, layernorm, qk_norm, rmsnorm
 from .section import Section, projector, side, vit
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
@@ -36,16 +36,21 @@ def _glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _glm5_next(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-5.3's vision encoder, which states the width of its merger."""
-    return _normed(config, config.size("projection_intermediate_size"))
+    """Reads GLM-5.3's vision encoder, which states the width of its merger and clamps its gates.
+
+    The gate of its merger is clamped, too, which a projector does not describe.
+    """
+    config.must("hidden_act", "silu")
+    return _normed(config, config.size("projection_intermediate_size"), clamps_gate=True)
 
 
-def _normed(config: Config, merger_width: int) -> Table:
+def _normed(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
     """Returns an encoder whose queries and keys have norms, with its merger."""
+    network = glu(config, config.flag("attention_bias"))
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     block = {
         "attention": _mixer(config, **biases(bias, *QKVO), **qk_norm(norm)),
-        "feed_forward": glu(config, bias),
+        "feed_forward": clamped(network) if clamps_gate else network,
         "norm": norm,
         "norm_placement": "pre",
     }

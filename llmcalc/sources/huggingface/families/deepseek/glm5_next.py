@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import Table, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, stack_of_kinds
+from ...parts import Table, clamped, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, stack_of_kinds
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, routed
@@ -33,6 +33,7 @@ BOUND = -5.0
 def _glm5_next_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    config.must("hidden_act", "silu")
     if config.count("qk_rope_head_dim"):
         raise config.wrong("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
     config.size("q_lora_rank")
@@ -53,9 +54,11 @@ def _glm5_next_text(config: Config) -> Table:
         "shared": _latent_attention(config, {**indexer, "shared": True}, latent),
     }
     networks = dense_or_moe(config, depth, 3)
-    network_kinds: Table = {"moe": routed(config, **SIGMOID)}
+    experts = routed(config, **SIGMOID)
+    clamped_networks = {field: clamped(experts[field]) for field in ("expert", "shared_expert") if field in experts}
+    network_kinds: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in networks:
-        network_kinds["dense"] = {"type": "mlp", **glu(config)}
+        network_kinds["dense"] = {"type": "mlp", **clamped(glu(config))}
     streams = {"hc_mult": config.size("hc_mult")}
     common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {

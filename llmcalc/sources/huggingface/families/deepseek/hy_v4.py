@@ -11,7 +11,17 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, uncounted_prediction
+from ...parts import (
+    Table,
+    clamped,
+    combined_kinds,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed_kinds,
+    rmsnorm,
+    uncounted_prediction,
+)
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 from .deepseek_v4 import HYPER_MODULES
@@ -21,6 +31,7 @@ from .dsa import DSA_MODULES
 def _hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
+    config.must("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     choices = listed_kinds(
@@ -36,6 +47,7 @@ def _hy_v4(config: Config) -> Table:
             "full for the first layer: no earlier layer has a selection to share",
         )
     networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
+    experts["expert"] = clamped(experts["expert"])
     network, layer_kinds = (
         glu(config) if "dense" in networks else experts,
         {"dense": {}, "moe": {"feed_forward": experts}},

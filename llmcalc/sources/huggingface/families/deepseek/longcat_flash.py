@@ -28,6 +28,7 @@ def longcat_flash(config: Config) -> Table:
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
         None,
+        expert_loop=True,
         **routing,
     )
     norm = rmsnorm(config.number("rms_norm_eps"))

@@ -21,7 +21,7 @@ def _dbrx(config: Config) -> Table:
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
     block = {
         "attention": mixer,
-        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert),
+        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True),
         "norm": norm,
         "norm_placement": "pre",
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
+from ...parts import QKV, Table, attention, biases, decoder, fused_glu, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
@@ -17,7 +17,7 @@ def _glm(config: Config, placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
     return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": placement}, norm
+        config, {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": placement}, norm
     )
 
 

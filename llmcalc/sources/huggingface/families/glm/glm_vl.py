@@ -9,7 +9,18 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope, uncounted_prediction
+from ...parts import (
+    QKV,
+    Table,
+    attention,
+    biases,
+    decoder,
+    dense_or_moe,
+    fused_glu,
+    rmsnorm,
+    rope,
+    uncounted_prediction,
+)
 from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
 from .glm import GLM4_MODULES, HALVES_MODULES
 
@@ -25,7 +36,9 @@ def _head_dim(config: Config) -> int:
 def _dense(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}, norm
+        config,
+        {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": "sandwich"},
+        norm,
     )
 
 

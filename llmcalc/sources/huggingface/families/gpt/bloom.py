@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def _bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True, **biases(True, *QKVO))
+    mixer = full_width_heads(
+        config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
+    )
     block = {
         "attention": mixer,
         "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),

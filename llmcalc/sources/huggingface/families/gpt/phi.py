@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import DropoutFields, Family, Modules
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
 from .gpt import full_width_heads, plain_ffn
@@ -17,7 +17,7 @@ from .gpt import full_width_heads, plain_ffn
 
 def _phi3(config: Config) -> Table:
     position = {**rope(config), "concatenated": True}
-    return llama_like(config, attention(config, position=position, fused_qkv=True))
+    return llama_like(config, attention(config, position=position, fused_qkv=True), network=fused_glu(config))
 
 
 def _phi(config: Config) -> Table:

@@ -27,13 +27,21 @@ from ...parts import (
 from ...writes import WINDOW
 
 
-def llama_like(config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
+def llama_like(
+    config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, network: Table | None = None
+) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, with sliding layers if the class has them.
 
+    network: the FFN, by default with a bias if `mlp_bias`.
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": mixer,
+        "feed_forward": network or glu(config, mlp_bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     return decoder(config, block, norm, stack=sliding(config, by_layer))
 
 

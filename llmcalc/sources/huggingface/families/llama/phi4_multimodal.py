@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention
+from ...parts import Table, attention, fused_glu
 from ..gpt.phi import PHI3_MODULES
 from .llama import llama_like
 
 
 def _phi4_multimodal(config: Config) -> Table:
-    return llama_like(config, attention(config))
+    return llama_like(config, attention(config, fused_qkv=True), network=fused_glu(config))
 
 
 FAMILIES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_whole
 from ...family import Family
-from ...parts import Table, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
+from ...parts import Table, clamped, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
 from .wrappers import READ_HERE
 
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
@@ -22,6 +22,7 @@ def _deepseek_v41_text(config: Config) -> Table:
     config.must("num_key_value_heads", 1)
     config.must("attention_bias", False)
     config.must("scoring_func", "sqrtsoftplus")
+    config.must("hidden_act", "silu")
     config.must("tie_word_embeddings", False)
     depth, norm, streams = (
         config.size("num_hidden_layers"),
@@ -34,7 +35,7 @@ def _deepseek_v41_text(config: Config) -> Table:
         "norm": norm,
         "position": full_rope(config),
     }
-    network = glu(config, width=config.size("moe_intermediate_size"))
+    network = clamped(glu(config, width=config.size("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
     experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
     block = {

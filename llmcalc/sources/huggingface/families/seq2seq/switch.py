@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.networks.moe import MoE
+from .....components.networks.router import LinearRouter
 from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
@@ -33,7 +34,13 @@ def _switch(config: Config) -> Table:
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(config.size("num_experts"), 1, dense_network, router=biases(config.flag("router_bias"), "bias"))
+    experts = moe(
+        config.size("num_experts"),
+        1,
+        dense_network,
+        router=_router(config),
+        expert_loop=True,
+    )
     sparse_depths = {
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
@@ -47,6 +54,12 @@ def _switch(config: Config) -> Table:
                 [_has_experts(i, expert_interval) for i in range(table[stack_name]["num_hidden_layers"])], experts
             )
     return table
+
+
+def _router(config: Config) -> Table:
+    """Returns a router that computes in its own number format, by default float32, which has copies of its inputs."""
+    dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
+    return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 
 
 def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
@@ -70,7 +83,8 @@ def _nllb_moe(config: Config) -> Table:
             config.size("num_experts"),
             2,
             mlp(config.size(f"{stack_name}_ffn_dim"), act),
-            router=biases(config.flag("router_bias"), "bias"),
+            router=_router(config),
+            expert_loop=True,
         )
         table[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
@@ -98,13 +112,14 @@ SWITCH: dict[str, Any] = {
     "num_experts": 8,
     "expert_capacity": 64,
     "router_bias": False,
+    "router_dtype": "float32",
     "num_sparse_encoder_layers": 3,
     "num_sparse_decoder_layers": 3,
 }
 OF_EXPERTS = frozenset(
     """
     add_router_probs batch_prioritized_routing expert_capacity moe_eval_capacity_token_fraction moe_token_dropout
-    normalize_router_prob_before_dropping router_dtype router_ignore_padding_tokens router_type router_z_loss_coef
+    normalize_router_prob_before_dropping router_ignore_padding_tokens router_type router_z_loss_coef
     second_expert_policy feed_forward_proj is_gated_act num_selected_experts
     """.split()  # noqa: SIM905
 )
@@ -114,6 +129,11 @@ def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = present(getattr(config_values.spec, stack_name))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
+
+
+def _written_router_dtype(config_values: ConfigValues) -> str:
+    """Returns the number format of routers; a spec does not tell the formats of 16 bits apart."""
+    return "float32" if config_values.find(LinearRouter).float32_product else "bfloat16"
 
 
 def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
@@ -142,6 +162,7 @@ FAMILIES = {
             "num_sparse_encoder_layers": lambda s: len(_expert_layers(s, "encoder")),
             "num_sparse_decoder_layers": lambda s: len(_expert_layers(s, "decoder")),
             "dense_act_fn": lambda s: s.network.hidden_act,
+            "router_dtype": _written_router_dtype,
         },
         quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
         modules={
@@ -162,6 +183,7 @@ FAMILIES = {
             "activation_function": "relu",
             "num_experts": 128,
             "router_bias": False,
+            "router_dtype": "float32",
             "encoder_sparse_step": 4,
             "decoder_sparse_step": 4,
         },
@@ -169,6 +191,7 @@ FAMILIES = {
         aliases=bart.ALIASES,
         writes={
             **SIDES_WRITES,
+            "router_dtype": _written_router_dtype,
             "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
             "decoder_sparse_step": lambda s: _written_expert_interval(s, "decoder"),
         },
