@@ -130,7 +130,7 @@ class LoraKernels(BasicKernels):
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
         """Whether a class of transformers runs a projection with others as one product, without adapters."""
-        return self.choices.like_classes and self.adapters is None and bool(operation.options["fused"])
+        return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
