@@ -172,39 +172,38 @@ class Replica:
         )
         return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
-    def prompts(self, prompt_count: float) -> InferencePass:
-        """Returns the time of a step in which each replica of attention processes several prompts at once."""
-        key = _int_if_whole(prompt_count)
+    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
+        """Returns the time of a step that processes several prompts at once.
+
+        server: whether a server's time before the first token counts.
+        """
+        key = _int_if_whole(prompt_count), server
         if key not in self._timed_prompts:
             computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-            self._timed_prompts[key] = self.prompt_pass(key, computed_tokens, cached_tokens, self.chunk)
+            if server:  # the passes of a long prompt are many, and the same with a server's time
+                of_device = self.prompts(prompt_count)
+                seconds = self.stack.first_token
+                parts = of_device.parts | {"server": seconds}
+                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.priced)
+            else:
+                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
         return self._timed_prompts[key]
 
     @cached_property
-    def _timed_prompts(self) -> dict[float, InferencePass]:
-        """Number of prompts → the time, since a long prompt has many passes."""
+    def _timed_prompts(self) -> dict[tuple[float, bool], InferencePass]:
+        """Number of prompts and whether a server's time counts → the time, since a long prompt has many passes."""
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None, filled_replicas: float = 1
+        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
         """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
-        filled_replicas: share of the replicas of attention that compute prompts.
         """
         layout, formats = self.layout, self.formats
         timed_pass = prefill(
-            self.spec,
-            self.device,
-            self.stack,
-            prompt_count,
-            tokens,
-            cached_tokens,
-            chunk,
-            layout,
-            formats,
-            filled_replicas=filled_replicas,
+            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, formats
         )
         if self.speculation is None:
             return timed_pass
@@ -213,13 +212,8 @@ class Replica:
 
     @cached_property
     def prompt_seconds(self) -> float:
-        """The seconds of one prompt on an idle server, whose other replicas of attention have no tokens for experts."""
-        if self.layout.dp == 1:
-            return float(self.prompts(1).seconds + self.stack.first_token)
-        requests = self.requests
-        cached_tokens = min(requests.cached, requests.input - 1)
-        prompt = self.prompt_pass(1, requests.computed, cached_tokens, self.chunk, 1 / self.layout.dp)
-        return float(prompt.seconds + self.stack.first_token)
+        """The seconds of one prompt on an idle server."""
+        return float(self.prompts(1, server=True).seconds)
 
     @property
     def most_prompts(self) -> float:

@@ -75,21 +75,19 @@ def prefill(
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
     server: bool = False,
-    filled_replicas: Number = 1,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
 
     seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
-    filled_replicas: share of the replicas of attention in the layout that compute prompts; 1 by default, for all.
     """
     passes = [
         forward_pass(
             spec,
             device,
             stack,
-            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill", filled_replicas=filled_replicas),
+            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill"),
             formats,
             layout.pp,
         )
@@ -123,12 +121,10 @@ def rank_pass(
     cached_tokens: Number,
     phase: str,
     include: frozenset[str] = frozenset(),
-    filled_replicas: Number = 1,
 ) -> RankPass:
     """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
-    filled_replicas: share of the replicas of attention that have tokens; default all.
     """
     return RankPass(
         batch,
@@ -142,7 +138,6 @@ def rank_pass(
         reduces_late=stack.reduces_late,
         gathered_ranks=layout.dp if stack.gathers_tokens else 0,
         moves_all_rows=stack.moves_all_rows,
-        filled_replicas=filled_replicas,
         sparse_heads=stack.sparse_heads,
         include=include,
     )

@@ -290,8 +290,8 @@ class WorkRecorder(Placements):
         if value.rows is ONCE:
             return 1
         rows = self.run_config.rows(value.rows)
-        if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send, where all have tokens
-            return share(rows * self.layout.expert_tp, self.layout.tp) * self.rank_pass.filled_replicas
+        if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send
+            return share(rows * self.layout.expert_tp, self.layout.tp)
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:

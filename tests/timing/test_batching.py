@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -46,23 +45,9 @@ def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None
     load = server.load(1)
     context = 1024 + 512
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
-    prompt = partial(prefill, server.spec, H100, VLLM, 1, 1024, 0, None, server.layout)
-    expected = prompt(server=True, filled_replicas=1 / server.layout.dp).seconds
-    assert load.ttft == pytest.approx(expected, rel=1e-12)
+    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, server=True).seconds
     assert load.end_to_end == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
     assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end, rel=1e-12)
-
-
-def test_one_prompt_gives_the_experts_of_all_ranks_its_own_tokens_alone() -> None:
-    """Of 16 ranks of attention one has the prompt: its rank of experts gets a sixteenth of the rows of 16 prompts."""
-    server = replica("attention of each rank")
-
-    def expert_rows(filled_replicas: float) -> Any:
-        timed_pass = prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, filled_replicas=filled_replicas)
-        return sum(kernel.m * kernel.times for kernel in timed_pass.priced[0].work.kernels if kernel.kind == "experts")
-
-    assert expert_rows(1 / 16) == pytest.approx(expert_rows(1) / 16, rel=1e-12)
-    assert server.prompt_seconds - VLLM.first_token < 0.7 * server.prompts(1).seconds
 
 
 def test_long_prompts_run_in_chunks() -> None:
