@@ -51,7 +51,7 @@ def pages() -> Any:
 
 
 def test_a_preset_whose_memory_is_not_modelled_has_a_page(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The build of all pages ended with a traceback at the first such preset. Today every preset's memory is modelled."""
+    """The build of all pages ended with a traceback at the first such preset; today none is left."""
     made, _ = pages
     answers = module(WEB / "answers.py")
 
