@@ -439,7 +439,7 @@ class RequestedBytes:
         self._named: dict[Any, Any] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of several repeats of a pattern, which follow each other; returns the steps of repeat 0.
+        """Encodes the events of equal layers that follow each other; returns the allocator steps of the first layer.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """

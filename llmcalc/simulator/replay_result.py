@@ -57,7 +57,7 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Takes the peaks of the second step, and the peaks of the optimizer from the first step if higher."""
+        """Keeps the peaks of the second step; of the optimizer the higher peak of both steps."""
         self.peaks = {
             allocation_place: peak
             for allocation_place, peak in second_step_peaks.items()

@@ -378,7 +378,7 @@ class _Candidates:
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def least_need(self, layout: Layout, micro_batches: int) -> int:
-        """Returns a lower bound of the bytes of a layout with the most recomputation; 0 where there is none."""
+        """Returns a lower bound of the bytes of a layout with the most recomputation; 0 if no bound is known."""
         try:
             return self.least(layout, micro_batches, self.recomputations[-1])
         except InputError:
@@ -556,10 +556,10 @@ def _with_too_large(
     candidates: _Candidates,
     layouts: Search,
 ) -> list[Candidate]:
-    """Returns all candidates that do not fit, including new estimates of candidates without one.
+    """Returns all candidates that do not fit; layouts that were too large for an estimate are estimated here.
 
-    They have the order of the search; replayed ones come later, and last those that fit with no run. Those that need
-    least at least are estimated first; where the budget is spent, the others are left out.
+    The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts with
+    the smallest lower bound are estimated first; where the budget of the search is spent, the rest is left out.
     """
     refusals = list(refused_candidates)
 

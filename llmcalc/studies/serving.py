@@ -239,7 +239,10 @@ class Server:
         return self.most_sequences * self.replicas
 
     def curve(self, extra_concurrency: int | None = None) -> list[Point]:
-        """Returns the server at 1, 2, 4, … concurrent requests and at the most. extra_concurrency: another one."""
+        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
+
+        extra_concurrency: a further number of concurrent requests; none by default.
+        """
         concurrencies = {2**i for i in range(self.most.bit_length())} | {self.most}
         concurrencies |= (
             {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()

@@ -369,7 +369,10 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
 
 
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Returns simulated bytes by quantity of a micro-batch's passes without weights and without a dispatch mode."""
+    """Returns the simulated bytes of a micro-batch's passes, without the weights: quantity → bytes.
+
+    They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
+    """
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, memory_meter=meter)
 

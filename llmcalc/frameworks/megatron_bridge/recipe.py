@@ -252,7 +252,7 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
-    """Returns the key of the length: the one that was typed, else the model's, else that of the data."""
+    """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
     typed = overrides_of(reader.source.arguments)
     keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
     return next((key for key in keys if key in typed), keys[0] if keys else "model.seq_length")
