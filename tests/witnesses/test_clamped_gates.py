@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmcalc.components.networks.feed_forward import LIMIT, FeedForward, activate
+from llmcalc.components.networks.feed_forward import FeedForward, activate
 from llmcalc.components.networks.moe import MoE
 from tests.builders import spec_of
 from tests.families import shapes_of
@@ -36,7 +36,7 @@ def class_gate(model_type: str) -> Callable[[Tensor], Tensor]:
     experts: Any = getattr(module, f"{CLASSES[model_type]}Experts")
     instance = experts.__new__(experts)
     torch.nn.Module.__init__(instance)
-    instance.swiglu_limit = instance.limit = LIMIT
+    instance.swiglu_limit = instance.limit = 7.0
     instance.act_fn = torch.nn.functional.silu
     gate: Callable[[Tensor], Tensor] = instance._apply_gate
     return gate
