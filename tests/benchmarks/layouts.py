@@ -59,9 +59,9 @@ def main() -> None:
         line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
-        found = Cluster.with_framework(memory(llmcalc.load(name).model, settings), layout, framework)
+        cluster = Cluster.with_framework(memory(llmcalc.load(name).model, settings), layout, framework)
         start = time.process_time()
-        count = len(found.by_rank)
+        count = len(cluster.by_rank)
         each = (time.process_time() - start) / count
         line(f"{kernels}: {name}, {count} ranks", f"{each * 1e3:.0f} ms each", "≤ 25 ms")
     hardware = find_hardware("h100")

@@ -79,8 +79,8 @@ def test_losses_of_logits_hold_what_torch_holds(loss: Any, divides: bool) -> Non
     run: dict[str, Any] = {"batch": 1, "seq": 256, "choices": Choices(cross_entropy=loss, divides_logits=divides)}
     ours: list[str] = []
     theirs: list[str] = []
-    held = without_values(wide_vocabulary(), log=ours, **run)
-    assert held == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+    quantities = without_values(wide_vocabulary(), log=ours, **run)
+    assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
 @compares(lambda logits, kept, batch: of_run(wide_vocabulary(), Choices(cross_entropy="selective")))
@@ -92,8 +92,8 @@ def test_log_probabilities_hold_what_torch_holds(logits: Any, kept: int | None, 
     run: dict[str, Any] = {"batch": batch, "seq": 192, "choices": choices}
     ours: list[str] = []
     theirs: list[str] = []
-    held = without_values(wide_vocabulary(), log=ours, **run)
-    assert held == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+    quantities = without_values(wide_vocabulary(), log=ours, **run)
+    assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
 def test_a_loss_in_chunks_never_has_all_logits() -> None:

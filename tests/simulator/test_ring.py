@@ -172,8 +172,8 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
     """What a walk leaves out is a layer's gathered weights, and the step of the optimizer."""
     settings = Settings(phase="training", seq=4096, attn_implementation="flash")
     one = memory(llmcalc.load("qwen3-0.6b").model, settings)
-    found = Cluster.with_framework(one, layout, "fsdp2").device_rank.device
-    bytes = found.exact_bytes + one.runtime.context
+    device = Cluster.with_framework(one, layout, "fsdp2").device_rank.device
+    bytes = device.exact_bytes + one.runtime.context
     assert framework_named("fsdp2").estimate(one).largest_rank(layout, 1)[0] == pytest.approx(bytes, rel=0.06)
 
 

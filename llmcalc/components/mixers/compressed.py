@@ -60,6 +60,19 @@ class EntryIndexer(Part):
     index_topk: TopK
 
 
+def check_head_sizes(heads: int, head_dim: int, groups: int, rope_dim: int, index_head_dim: int | None) -> None:
+    """Checks that output groups divide the heads, and that rotated dimensions are even and fit into every head.
+
+    index_head_dim: the head size of an indexer; None without one.
+    """
+    if heads * head_dim % groups:
+        raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {head_dim}")
+    narrowest_head = head_dim if index_head_dim is None else min(head_dim, index_head_dim)
+    if rope_dim % 2 or rope_dim > narrowest_head:
+        field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+        raise ValueError(f"qk_rope_head_dim: {rope_dim} is odd, or more than {field} {narrowest_head}")
+
+
 class CompressedAttention(TokenMixer):
     """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
 
@@ -97,13 +110,8 @@ class CompressedAttention(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
-        if heads * width % groups:
-            raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
-        narrowest_head = width if self.indexer is None else min(width, self.indexer.index_head_dim)
-        if rope % 2 or rope > narrowest_head:
-            field = "head_dim" if narrowest_head == width else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
+        index_head_dim = None if self.indexer is None else self.indexer.index_head_dim
+        check_head_sizes(self.num_attention_heads, self.head_dim, self.o_groups, self.qk_rope_head_dim, index_head_dim)
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         self.position.check_whole("qk_rope_head_dim")
@@ -301,6 +309,46 @@ class CompressedAttention(TokenMixer):
 
 
 @cache
+def single_key_core_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Core(nn.Module):
+        """Attention scores of several query heads with a single key head.
+
+        Given attention weights, it returns the weighted sum of the values, which are the keys.
+        """
+
+        def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
+            scores: Tensor = (
+                q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
+            )
+            return scores
+
+    return Core
+
+
+@cache
+def group_map_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class GroupMap(nn.Module):
+        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
+
+        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            nn.init.normal_(self.weight, std=n_in**-0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(0, 1).transpose(0, 1)
+            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+            return out
+
+    return GroupMap
+
+
+@cache
 def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
@@ -382,7 +430,7 @@ def _reference_class() -> type[nn.Module]:
             self.spec, self.heads, self.topk = spec, spec.indexer.index_n_heads, spec.indexer.index_topk
             self.compressor = Compressor(spec, hidden, spec.indexer.index_head_dim)
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
-            self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), Core()
+            self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), single_key_core_class()()
 
         @torch.no_grad()
         def forward(
@@ -398,18 +446,6 @@ def _reference_class() -> type[nn.Module]:
             )
             selected_entries: Tensor = ranked_entries[..., : self.topk]
             return selected_entries
-
-    class Core(nn.Module):
-        """Attention scores of several query heads with a single key head.
-
-        Given attention weights, it returns the weighted sum of the values, which are the keys.
-        """
-
-        def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
-            scores: Tensor = (
-                q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
-            )
-            return scores
 
     class CompressedAttentionReference(nn.Module):
         """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
@@ -427,14 +463,14 @@ def _reference_class() -> type[nn.Module]:
                 nn.Linear(hidden, spec.head_dim, bias=False),
                 norm_reference(spec.norm, spec.head_dim),
             )
-            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
             self.sinks, self.o_a_proj = (
                 vector(torch.zeros(spec.num_attention_heads)),
-                GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank),
+                group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank),
             )
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
-                self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), Core()
+                self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), single_key_core_class()()
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
@@ -495,18 +531,5 @@ def _reference_class() -> type[nn.Module]:
             )
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
-
-    class GroupMap(nn.Module):
-        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
-
-        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            rows = x.flatten(0, 1).transpose(0, 1)
-            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
-            return out
 
     return CompressedAttentionReference

@@ -40,6 +40,7 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
 from ..runtime import ForwardPass, attention_mask, cache_class, state_class, vector
+from .compressed import check_head_sizes, group_map_class, single_key_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,13 +123,8 @@ class SharedEntryAttention(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
-        if heads * width % groups:
-            raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
-        narrowest_head = width if self.indexer is None else min(width, self.indexer.index_head_dim)
-        if rope % 2 or rope > narrowest_head:
-            field = "head_dim" if narrowest_head == width else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
+        index_head_dim = None if self.indexer is None else self.indexer.index_head_dim
+        check_head_sizes(self.num_attention_heads, self.head_dim, self.o_groups, self.qk_rope_head_dim, index_head_dim)
         if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
             raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
         if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
@@ -428,7 +424,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             assert spec.indexer is not None
             self.spec, indexer, width = spec, spec.indexer, spec.indexer.index_head_dim
-            self.heads, self.topk, self.core = indexer.index_n_heads, indexer.index_topk, Core()
+            self.heads, self.topk, self.core = indexer.index_n_heads, indexer.index_topk, single_key_core_class()()
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * width, bias=False)
             self.weights_proj = nn.Linear(hidden, self.heads, bias=False)
             if not spec.entries_shared:
@@ -516,26 +512,6 @@ def _reference_class() -> type[nn.Module]:
             selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
             return selected
 
-    class Core(nn.Module):
-        """Scores of each head's queries against one key head, or the weighted sum of its keys, given weights."""
-
-        def forward(self, q: Tensor, k: Tensor, weights: Tensor | None = None) -> Tensor:
-            result: Tensor = q @ k[:, None].transpose(-1, -2) if weights is None else weights @ k[:, None]
-            return result
-
-    class GroupMap(nn.Module):
-        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
-
-        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            rows = x.flatten(0, 1).transpose(0, 1)
-            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
-            return out
-
     class SharedEntryReference(nn.Module):
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
 
@@ -547,12 +523,12 @@ def _reference_class() -> type[nn.Module]:
             self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
             self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
-            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
             self.sinks = vector(torch.zeros(spec.num_attention_heads))
-            self.o_a_proj = GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
-                self.entry_core = Core()
+                self.entry_core = single_key_core_class()()
                 if not spec.entries_shared:
                     self.compressor = Compressor(spec, hidden)
                 if spec.indexer is not None:

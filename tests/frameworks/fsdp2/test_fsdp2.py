@@ -602,17 +602,18 @@ def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() ->
 def test_ranks_of_a_cluster() -> None:
     """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
     spec = family("llama3-8b")
-    one = memory(spec, Settings("training", batch=1, seq=9, attn_implementation="eager"))
-    found = Cluster.with_framework(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
-    first, last = found.by_rank
-    choices = torchtitan_training(spec, one.training())[0].choices  # with the mask that the class adds to its scores
+    memory_estimate = memory(spec, Settings("training", batch=1, seq=9, attn_implementation="eager"))
+    cluster = Cluster.with_framework(memory_estimate, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
+    first, last = cluster.by_rank
+    # with the mask that the class adds to its scores
+    choices = torchtitan_training(spec, memory_estimate.training())[0].choices
     training = Training(batch=1, seq=9, implementation="fused", choices=choices)
     own = replayed(spec, training, Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes
-    assert found.device_rank is first
+    assert cluster.device_rank is first
     assert first.device.terms[0].status == "exact"
-    assert found.messages == [
+    assert cluster.messages == [
         Message("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),
         Message("dp", 7, "reduce_scatter", 7 * 4 * (2 * 8 * 24 + 4), 1),
         Message("dp", 7, "all_gather", 7 * 2 * LAYER, 5),

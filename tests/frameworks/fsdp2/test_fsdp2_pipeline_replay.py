@@ -76,16 +76,16 @@ def test_passes_that_are_played_are_those_that_are_run(
     play = rank_memory.played_stage
 
     def watched(*args: Any) -> Any:
-        found = play(*args)
-        played.append(found is not None)
-        return found
+        stage = play(*args)
+        played.append(stage is not None)
+        return stage
 
     monkeypatch.setattr(rank_memory, "played_stage", watched)
-    found = Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
+    ranks = Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
     assert all(played)
-    assert len(played) == len(found)
+    assert len(played) == len(ranks)
     monkeypatch.setattr(rank_memory, "played_stage", lambda *_: None)
-    assert found == Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
+    assert ranks == Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
 
 
 LONG = {

@@ -115,12 +115,12 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     launch = read_launch(DATA / "launches" / file, devices)
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
-    found = Cluster.with_framework(one, launch.layout, launch.framework, own_settings=launch.own_settings)
-    assert found.reserved_band is not None
+    cluster = Cluster.with_framework(one, launch.layout, launch.framework, own_settings=launch.own_settings)
+    assert cluster.reserved_band is not None
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
-    errors = [100 * (bytes / measured - 1) for bytes in found.reserved_band]
+    errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_band]
     print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
-    assert found.device_rank.device.terms[0].status == "estimate"
+    assert cluster.device_rank.device.terms[0].status == "estimate"
     assert abs(errors[0]) <= reached
 
 

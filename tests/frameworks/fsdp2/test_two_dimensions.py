@@ -302,9 +302,9 @@ def test_what_torch_has_no_plan_for(model: str, layout: Layout, seq: int, words:
 def test_ranks_of_a_cluster() -> None:
     """The last rank has the last rows of everything: of 90 words on 4 ranks 21, and 11 and 10 of those on 2 shards."""
     one = memory(MODELS["llama3-8b"], Settings("training", batch=2, seq=8))
-    found = Cluster.with_framework(one, Layout(tp=4, dp=2, zero=3, sequence_parallel=True), "fsdp2", "2025-01-01")
-    first, last = found.by_rank
+    cluster = Cluster.with_framework(one, Layout(tp=4, dp=2, zero=3, sequence_parallel=True), "fsdp2", "2025-01-01")
+    first, last = cluster.by_rank
     assert (first.rank, last.rank) == (0, 7)
     assert last.device.exact_bytes < first.device.exact_bytes
-    assert found.messages is not None
-    assert {each.group for each in found.messages} == {"dp", "tp"}
+    assert cluster.messages is not None
+    assert {each.group for each in cluster.messages} == {"dp", "tp"}

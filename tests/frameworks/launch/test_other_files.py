@@ -486,8 +486,8 @@ def test_deepspeed_of_accelerate() -> None:
         "master_weights": "fp32",
     }
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
-    own = read_accelerate({**data, "deepspeed_config": away}, LaunchSource("a.yaml")).own_settings
-    assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
+    settings = read_accelerate({**data, "deepspeed_config": away}, LaunchSource("a.yaml")).own_settings
+    assert (settings.offload_optimizer, settings.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
     assert read_accelerate(named, LaunchSource("a.yaml", fetch=lambda _: AUTO)).layout == Layout(dp=8, zero=3)

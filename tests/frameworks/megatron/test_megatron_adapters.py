@@ -176,6 +176,6 @@ def test_ranks_of_a_pipeline_have_their_adapters() -> None:
     run = run_of("mcore-bridge", rank, recompute="full", num_microbatches=8)
     shapes = {(rank, H), (QKV // 2, rank), (rank, H // 2), (H, rank), (FFN, rank), (rank, FFN // 2)}
     for stage in (0, 1):
-        found = rank_memory(run.spec, settings_of(run, layout), layout.rank(pp=stage))
+        stage_memory = rank_memory(run.spec, settings_of(run, layout), layout.rank(pp=stage))
         main = 4 * adapters_by_hand("mcore-bridge", rank, 2) // 2
-        assert found.moments["step"]["gradients"] == main + 2 * sum(rows * columns for rows, columns in shapes)
+        assert stage_memory.moments["step"]["gradients"] == main + 2 * sum(rows * columns for rows, columns in shapes)

@@ -39,7 +39,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
     ("name", "preset", "scheme"),
     [
         ("/models/Qwen3-8B-AWQ", "qwen3-8b", "awq-int4-g128"),
-        ("/root/.cache/huggingface/qwen3.6-27b-autoround-int4", "qwen3.6-27b", "w4a16-g128"),
+        ("/models/huggingface/qwen3.6-27b-autoround-int4", "qwen3.6-27b", "w4a16-g128"),
         ("zai-org/GLM-5.2-FP8", "glm-5.2", "fp8-dynamic"),
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("/models/qwen3-14b-gguf/Qwen3-14B-Q4_K_M.gguf", "qwen3-14b", "q4_k_m"),
@@ -68,8 +68,8 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
     assert by_name.result.terms == stated.result.terms
     note = "by its name it is the preset qwen3-8b in awq-int4-g128, which a TARGET or --quantize replaces"
     assert any(note in text for text in by_name.document["notes"])
-    other = llmcalc.memory(launch=file, hardware="rtx-4090", engine="vllm==0.24", quantize="fp8-dynamic")
-    assert other.result.bytes_of("weights") > by_name.result.bytes_of("weights")
+    requantized = llmcalc.memory(launch=file, hardware="rtx-4090", engine="vllm==0.24", quantize="fp8-dynamic")
+    assert requantized.result.bytes_of("weights") > by_name.result.bytes_of("weights")
     file.write_text("vllm serve /models/some-8b-AWQ\n")
     with pytest.raises(InputError, match="its model, '/models/some-8b-AWQ', cannot be read"):
         llmcalc.memory(launch=file, hardware="rtx-4090")

@@ -149,8 +149,10 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
     one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
     walked, _ = framework_named("torch").estimate(one).largest_rank(layout, micro_batches)
-    found = [point for each in Cluster.with_framework(one, layout, "torch").by_rank for point in each.device.timeline]
-    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
+    timeline = [
+        point for rank in Cluster.with_framework(one, layout, "torch").by_rank for point in rank.device.timeline
+    ]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in timeline), rel=0.03)
 
 
 @pytest.mark.parametrize(("seq", "given"), [(128, {}), (1024, ADAPTERS), (4096, {"recompute": "full"})])
@@ -158,8 +160,10 @@ def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dic
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
     one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
     walked, _ = framework_named("fsdp2").estimate(one).largest_rank(layout, 4)
-    found = [point for each in Cluster.with_framework(one, layout, "fsdp2").by_rank for point in each.device.timeline]
-    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
+    timeline = [
+        point for rank in Cluster.with_framework(one, layout, "fsdp2").by_rank for point in rank.device.timeline
+    ]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in timeline), rel=0.02)
 
 
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
