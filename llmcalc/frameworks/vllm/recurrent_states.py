@@ -40,13 +40,13 @@ class StateBlocks(NamedTuple):
     """The number and the place of recurrent states in vLLM's cache.
 
     mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
-    drafted: tokens that are drafted for a step, each with a state of its own. checkpoints: further states of a request.
+    draft_tokens: drafted tokens of a step, each with a state of its own. checkpoints: further states of a request.
     alignment: tokens of which attention's block is a multiple. factors: kind of state → the bytes of its elements, as a
     multiple of those in the classes of transformers.
     """
 
     mode: str = "current"
-    drafted: int = 0
+    draft_tokens: int = 0
     checkpoints: int = 0
     alignment: int = ALIGNMENT
     factors: Mapping[str, Fraction] = NO_FACTORS
@@ -54,8 +54,8 @@ class StateBlocks(NamedTuple):
     def of_request(self, length: int, block: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block: tokens of a block."""
         if self.mode == "all":
-            return -(-length // block) + self.drafted
-        return (2 + self.checkpoints if self.mode == "align" else 1) + self.drafted
+            return -(-length // block) + self.draft_tokens
+        return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
 
 
 CURRENT_STATE = StateBlocks()
@@ -171,4 +171,4 @@ def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
     without_drafts = any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model))
-    return rank.stored_states(0 if without_drafts else states.drafted, states.factors)
+    return rank.stored_states(0 if without_drafts else states.draft_tokens, states.factors)

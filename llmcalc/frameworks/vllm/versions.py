@@ -113,14 +113,12 @@ class PaddedExperts(VersionRange):
         """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
         hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
-        up_bytes = _round_up(
-            hidden_size // 2, self.swizzle or 1
-        ) * 2 * intermediate_size + hidden_size // 32 * _round_up(
-            2 * intermediate_size, rows
-        )  # gate and up projections
-        down_bytes = _round_up(
-            intermediate_size // 2, self.swizzle or 1
-        ) * hidden_size + intermediate_size // 32 * _round_up(hidden_size, rows)
+
+        def matrix_bytes(n_in: int, n_out: int) -> int:
+            return _round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * _round_up(n_out, rows)
+
+        up_bytes = matrix_bytes(hidden_size, 2 * intermediate_size)  # gate and up projections
+        down_bytes = matrix_bytes(intermediate_size, hidden_size)
         return up_bytes + down_bytes + (bias - 2) * (2 * intermediate_size + hidden_size)
 
 
