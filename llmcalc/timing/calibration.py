@@ -99,10 +99,10 @@ class Linear:
 
     def errors(self, factors: Iterable[float]) -> list[float]:
         """Returns the logarithm of estimated over measured seconds, for each run."""
-        compute, memory, network, wait = factors
+        all_factors = tuple(factors)
         return [
-            math.log((compute * work + memory * bubble + network * data + wait * update) / seconds)
-            for (work, bubble, data, update), seconds in zip(self.parts, self.measured, strict=True)
+            math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
+            for parts, seconds in zip(self.parts, self.measured, strict=True)
         ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
