@@ -232,9 +232,11 @@ class Configurations:
     def _plain_value(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> Any:
         """Returns the value of an expression that builds no configuration; its text in small letters for `.lower()`."""
         if isinstance(node, ast.Call):
-            is_lower = isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args
-            text = self._plain_value(node.func.value, names, configs) if is_lower else None  # type: ignore[attr-defined]
-            return text.lower() if isinstance(text, str) else Unknown(source_of(node))
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
+                text = self._plain_value(node.func.value, names, configs)
+                if isinstance(text, str):
+                    return text.lower()
+            return Unknown(source_of(node))
         config = self.evaluate(node, names, configs, 0)
         return config[""] if set(config) == {""} else Unknown(source_of(node))
 

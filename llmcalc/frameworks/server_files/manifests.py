@@ -191,9 +191,7 @@ def _skypilot_servers(
     versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=number)
     for started_server in server_finder.in_script(config["run"], env, (), container):
-        yield replace(
-            started_server, version=started_server.version or versions.get(started_server.start.program.engine, "")
-        )
+        yield started_server.with_version_of(versions)
 
 
 def _task_accelerators(value: Any) -> list[tuple[str, int]]:

@@ -52,9 +52,7 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
     versions = versions_in(text)
     for started_server in reader.servers(server_finder):
         number += 1
-        yield replace(
-            started_server, version=started_server.version or versions.get(started_server.start.program.engine, "")
-        )
+        yield started_server.with_version_of(versions)
     if number:
         return
     imported = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}

@@ -66,10 +66,10 @@ def engines_of(path: str | Path) -> list[str]:
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     try:
-        started_server = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
+        started_servers = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
-    names = dict.fromkeys(server.start.program.engine for server in started_server)
+    names = dict.fromkeys(server.start.program.engine for server in started_servers)
     return [name for name in names if name in FOLDERS]
 
 

@@ -68,10 +68,7 @@ class ServerFinder:
             env = {**outer.env, **script.env(), **_known_variables(command_line.env)}
             container = replace(outer, place=line, words=words, env=env)
             for started_server in self.in_words(container, script.files, depth):
-                yield replace(
-                    started_server,
-                    version=started_server.version or versions.get(started_server.start.program.engine, ""),
-                )
+                yield started_server.with_version_of(versions)
         yield from _modelfile_servers(script, self.where, outer)
 
     def in_words(

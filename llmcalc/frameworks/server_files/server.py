@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..launch.record import Override, json_value_of
@@ -51,6 +51,13 @@ class Started:
     container: Container
     files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
+
+    def with_version_of(self, versions: Mapping[str, str]) -> Started:
+        """Returns the start with its engine's version by the file's text, if its own command names none.
+
+        versions: engine → version.
+        """
+        return replace(self, version=self.version or versions.get(self.start.program.engine, ""))
 
 
 @dataclass(frozen=True)
