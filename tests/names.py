@@ -76,6 +76,9 @@ VAGUE = frozenset(
 """Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""
 
 
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
 class Name(NamedTuple):
     """An identifier that the package binds. where: file and line. kind: what it names."""
 
@@ -90,33 +93,46 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
         yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text("utf-8"))
 
 
+def definitions(node: ast.AST, scope: str = "") -> Iterator[tuple[Definition, str]]:
+    """Every class and function below a node, with the class or function around it as a reader of the file sees it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            yield child, scope
+            yield from definitions(child, _qualified(child, scope))
+        else:
+            yield from definitions(child, scope)
+
+
+def _qualified(node: Definition, scope: str) -> str:
+    return f"{scope}.{node.name}" if scope else node.name
+
+
 def names() -> Iterator[Name]:
     """Every file, class, function, parameter, field and variable, once for each scope that binds it."""
     for file, tree in sources():
         yield Name(file, "file", file)
-        for node in ast.walk(tree):
+        for node, scope in definitions(tree):
             if isinstance(node, ast.ClassDef):
                 yield Name(node.name, "class", f"{file}:{node.lineno}")
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield Name(node.name, "function", f"{file}:{node.lineno}")
+            else:
+                kind = f"method of {scope}" if scope else "function"
+                yield Name(node.name, kind, f"{file}:{node.lineno}")
                 bound = {arg.arg: arg.lineno for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                         bound.setdefault(inner.id, inner.lineno)
                 for name, line in bound.items():
                     if name not in ("self", "cls", "_"):
-                        yield Name(name, f"variable of {node.name}", f"{file}:{line}")
+                        yield Name(name, f"variable of {_qualified(node, scope)}", f"{file}:{line}")
 
 
 def docstrings() -> Iterator[Name]:
     """The first line of every docstring."""
     for file, tree in sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text:
-                    line = getattr(node, "lineno", 1)
-                    yield Name(text.splitlines()[0], getattr(node, "name", "module"), f"{file}:{line}")
+        documented = [(node, _qualified(node, scope), node.lineno) for node, scope in definitions(tree)]
+        for node, qualified_name, line in [(tree, "module", 1), *documented]:
+            if text := ast.get_docstring(node):
+                yield Name(text.splitlines()[0], qualified_name, f"{file}:{line}")
 
 
 @cache
