@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
     attention_settings,
     kto_settings,
@@ -20,7 +20,7 @@ from ..launch.trainer import (
     noise_words,
     optimizer_settings,
     pair_settings,
-    trained,
+    trainer_launch,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -156,11 +156,8 @@ def is_axolotl(config: Table) -> bool:
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
-        for name, reason in REFUSED.items():
-            if config.get(name) not in (None, False, "", []):
-                reader.unknown[name] = reason
+        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.refuse_set(config, REFUSED)
         _check_trained_patterns(reader, config)
         noise_words(reader, config)
         reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
@@ -185,15 +182,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        return trained(
-            reader,
-            "axolotl",
-            _trainer_arguments(config, half_dtype),
-            run_settings,
-            source_file.world_size,
-            target=str(config["base_model"] or ""),
-            shipped=DEEPSPEED_CONFIGS,
-        )
+        arguments, target = _trainer_arguments(config, half_dtype), str(config["base_model"] or "")
+        return trainer_launch(reader, arguments, run_settings, target=target, shipped=DEEPSPEED_CONFIGS)
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:

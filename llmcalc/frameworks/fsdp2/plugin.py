@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -80,7 +80,6 @@ def fsdp_layout(
         replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
-    exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
     dp = world_size // (tp * cp)
     layout = Layout(
         tp=tp,
@@ -90,7 +89,7 @@ def fsdp_layout(
         hsdp_replicas=replicas,
         reshard=reshard,
         sequence_parallel=tp > 1,
-        cp_comm="allgather" if exchange == "allgather" else "p2p",
+        cp_comm="allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
 
@@ -207,3 +206,20 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         elif name not in ("AUTO_WRAP", "TRUE"):
             raise reader.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
     return fsdp_table
+
+
+def sharded_launch(
+    reader: LaunchReader,
+    world_size: int,
+    run_settings: dict[str, Any],
+    own_settings: TitanSettings | None,
+    **fields: Any,
+) -> Launch:
+    """Returns the run of a program that shards weights over all of its devices; one device runs plain PyTorch.
+
+    own_settings: the settings of FSDP; None for replicas. fields: further fields of `Launch`.
+    """
+    is_sharded = own_settings is not None and world_size > 1
+    layout = Layout(dp=world_size, zero=3 if is_sharded else 0)
+    launch_settings = LaunchSettings(layout, run_settings, own_settings if is_sharded else None)
+    return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **fields)

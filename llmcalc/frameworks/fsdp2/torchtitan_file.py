@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, flag_value, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
 from .torchtitan_models import flavor
 
@@ -216,9 +216,7 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
     own_settings = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(
-        "torchtitan", framework, spec=spec, layout=layout, settings=settings, own_settings=own_settings
-    )
+    return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
 
 
 def _check_section(reader: LaunchReader, name: str, table: Any) -> None:

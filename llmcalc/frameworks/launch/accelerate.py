@@ -20,7 +20,6 @@ from .record import (
     default_attention,
     reading_of,
     size_of,
-    unknown_keys,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
@@ -61,14 +60,8 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
-    reader.ignored += [argument_name for argument_name in config if argument_name in ACCELERATE_IGNORED]
-    unknown_keys(
-        reader,
-        config,
-        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in plugins_by_type.values())),
-        "",
-        "no key that is known",
-    )
+    plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
+    reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
         processes = size_of(reader, "num_processes", config["num_processes"])
         if world_size not in (None, processes):
@@ -97,9 +90,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
             f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
     settings = default_attention(reader) | launch_settings.settings
-    return reader.launch(
-        "accelerate", name, layout=launch_settings.layout, settings=settings, own_settings=launch_settings.own_settings
-    )
+    return reader.launch(name, launch_settings._replace(settings=settings))
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

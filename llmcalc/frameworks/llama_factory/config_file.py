@@ -11,7 +11,7 @@ from typing import Any
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ..frozen_model import FrozenModel
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -20,7 +20,7 @@ from ..launch.trainer import (
     kto_settings,
     lora_settings,
     pair_settings,
-    trained,
+    trainer_launch,
     trainer_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
@@ -116,12 +116,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         return read_version_1(config, source_file)
     with reading_of(source_file) as reader:
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        ignored = TRAINER_IGNORED | IGNORED
-        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-        unknown_keys(reader, config, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
-        for name, method in REFUSED.items():
-            if method and config.get(name) not in (None, False, ""):
-                reader.unknown[name] = f"{method}: not modelled"
+        reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.refuse_set(config, {name: f"{method}: not modelled" for name, method in REFUSED.items() if method})
         if config.get("do_train") is not True and any(
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
         ):
@@ -155,7 +151,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
-        return trained(reader, "llama-factory", config, run_settings, source_file.world_size, shipped=DEEPSPEED_CONFIGS)
+        return trainer_launch(reader, config, run_settings, shipped=DEEPSPEED_CONFIGS)
 
 
 def _reference_model(config: Table) -> FrozenModel:

@@ -12,9 +12,8 @@ from typing import Any
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED
+from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
@@ -104,8 +103,6 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         name, _, verb = command_line.program.partition(" ")
         if name == "megatron" or "megatron" in command_line.program:
@@ -125,7 +122,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 "sft or pt",
             )
         target = model_name(reader, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
-        launched_run = launch_as_trainer(reader, LAUNCH_FILE, _trainer_table(reader, config, rlhf_type, verb), target)
+        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type != "grpo":
@@ -137,8 +134,6 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
-    from .record import LAUNCH_FILE
-
     if verb == "export":
         raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
     arguments = arguments_of(command_line.words, reader.where)
@@ -151,7 +146,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb
         )
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED, rlhf_type)
     target = model_name(reader, "--model", arguments.get("--model"))
-    launched_run = launch_of_run(reader, LAUNCH_FILE, "megatron", parallel_run, target)
+    launched_run = reader.launch("megatron", parallel_run, target=target)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run

@@ -12,7 +12,7 @@ from ...errors import shown
 from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rlhf import GRPO_BETA, PAIRS, known_names
@@ -82,17 +82,10 @@ def run_of_megatron(
     Raises `InputError`, which names file and argument.
     """
     ignored = (IGNORED | other_ignored_names) - set(OFF)
-    reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge")
-    unknown_keys(
-        reader, config, (*READ, *OFF, *ignored, *(rlhf_names if rlhf_type else ())), "", "no argument that is known"
-    )
+    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    reader.check_names(config, (*READ, *OFF, *rlhf_names), ignored)
     adapters = _adapter_settings(reader, config)
-    for argument_name, values in OFF.items():
-        if argument_name in config and config[argument_name] not in values:
-            reader.unknown[f"--{argument_name}"] = (
-                f"{shown(config[argument_name])[:40]} is not modelled for a model that is named"
-            )
+    reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
     sizes = {name: reader.size(config, name, 1) for name in SIZES}

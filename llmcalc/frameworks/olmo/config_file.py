@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import shown
 from ...model import ModelSpec
-from ...parallel.layout import Layout
 from ...sources.files import validate
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 
@@ -73,21 +73,13 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["precision"] = "autocast"
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        return reader.launch(
-            "olmo",
-            "fsdp2" if is_sharded else "torch",
-            spec=spec,
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings,
-            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
-        )
+        own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
+        return sharded_launch(reader, world_size, run_settings, own_settings, spec=spec)
 
 
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
-    for key, values in OFF.items():
-        if model.get(key) not in values and key in model:
-            reader.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
+    reader.refuse_other_values(model, OFF, "model.")
     width, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.size(model, "n_heads", 12)
     activation = str(reader.value(model, "activation_type", "swiglu"))

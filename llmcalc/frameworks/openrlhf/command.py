@@ -15,7 +15,6 @@ from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
 from ..launch.trainer import kto_settings, pair_settings
@@ -91,8 +90,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         verb = _module_name(command_line)
         if verb == "train_kd":
@@ -120,7 +117,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
         reader.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
+        return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")

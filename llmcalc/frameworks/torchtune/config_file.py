@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown, suggest
-from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
@@ -95,11 +95,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.expandable = True  # torchtune/__init__.py
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
-        for argument_name, reason in OFF.items():
-            if config.get(argument_name) not in (None, False):
-                reader.unknown[argument_name] = reason
+        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.refuse_set(config, OFF)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
                 reader.unknown[argument_name] = "it is modelled as 1"
@@ -140,21 +137,9 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
         world_size = reader.devices(source_file.world_size)
-        is_sharded = world_size > 1
-        return reader.launch(
-            "torchtune",
-            "fsdp2" if is_sharded else "torch",
-            target=MODELS[plain_name],
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings,
-            own_settings=TitanSettings(
-                reduced="bfloat16" if dtype == "bf16" else "",
-                offloads=reader.flag(config, "fsdp_cpu_offload")
-                or reader.flag(reader.table(config, "fsdp"), "cpu_offload"),
-            )
-            if is_sharded
-            else None,
-        )
+        offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
+        own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
+        return sharded_launch(reader, world_size, run_settings, own_settings, target=MODELS[plain_name])
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

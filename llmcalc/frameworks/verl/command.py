@@ -13,7 +13,6 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -58,8 +57,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         if command_line.program not in (*TRAINERS, SFT_TRAINER):
             raise reader.wrong(
@@ -70,7 +67,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config = _resolved_overrides(reader, overrides)
         if command_line.program == SFT_TRAINER:
             target = model_name(reader, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
-            return launch_of_run(reader, LAUNCH_FILE, "fsdp2", run_of_sft(reader, config), target)
+            return reader.launch("fsdp2", run_of_sft(reader, config), target=target)
         target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
@@ -83,7 +80,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
         rollout = read_rollout(reader, config, parallel_run.layout, megatron, _micro_batch_shape(reader, config))
         reader.ignored += [key for key in config if not _is_read(key, rollout)]
-        return launch_of_run(reader, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
+        return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
 
 
 def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
