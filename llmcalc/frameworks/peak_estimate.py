@@ -282,11 +282,10 @@ class PeakEstimate:
         it has that rank's peak here, which is no smaller than its own.
         """
         check(layout, distinct_micro_batches(layout, micro_batches))
-        two_way = layout.schedule == "dualpipe"
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if two_way:  # the second half of the micro-batches enters at the last rank
+        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
@@ -331,7 +330,7 @@ class PeakEstimate:
                 if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
-        if layout.schedule == "dualpipe":
+        if layout.is_two_way:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         moment_bytes = (

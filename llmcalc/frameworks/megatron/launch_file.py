@@ -95,8 +95,6 @@ OTHER_ENTRIES = (
 WRAPPED = "megatron_args"
 """The key of the arguments in a row of measurements, beside `env_vars`."""
 
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-
 
 def is_megatron(table: Mapping[str, Any]) -> bool:
     """Whether a table of a launch file has arguments of Megatron-LM."""
