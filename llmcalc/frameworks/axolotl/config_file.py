@@ -32,10 +32,10 @@ READ = frozenset(
     flash_attention sdp_attention flex_attention xformers_attention eager_attention torch_compile deepspeed fsdp
     fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
     liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
-    chunked_cross_entropy_num_chunks activation_offloading batch_size world_size num_labels
+    chunked_cross_entropy_num_chunks activation_offloading batch_size
     reward_model process_reward_model peft_use_dora lora_mlp_kernel lora_qkv_kernel lora_o_kernel
     unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
-    sequence_parallel_degree rl fp8 qat quantization gptq relora layer_offloading tiled_mlp selective_checkpointing
+    sequence_parallel_degree rl fp8 qat gptq relora layer_offloading tiled_mlp selective_checkpointing
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
     bnb_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
@@ -74,7 +74,8 @@ IGNORED = frozenset(
     flash_attn_fuse_qkv flash_attn_fuse_mlp field_messages message_property_mappings logging_first_step s2_attention
     use_otel_metrics qlora_sharded_model_loading torch_dtype fix_untrained_tokens resize_token_embeddings_to_32x
     batch_flattening split_thinking bench_dataset pretrain_multipack_attn curriculum_sampling hub_private_repo
-    image_size image_resize_algorithm unused_keys report_to additional_special_tokens async_prefetch
+    world_size num_labels quantization image_size image_resize_algorithm unused_keys report_to
+    additional_special_tokens async_prefetch
     axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
     comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
     dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
@@ -272,6 +273,8 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         loss_settings["norm"] = "fused"
     if config.get("liger_rms_norm_gated"):
         reader.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
+    if config.get("liger_rope"):
+        reader.notes.append("liger_rope: turns queries and keys in place, of which copies are counted")
     if config.get("liger_glu_activation"):
         reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_fused_linear_cross_entropy"):
@@ -279,7 +282,11 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif config.get("liger_cross_entropy"):
         loss_settings["cross_entropy"] = "fused"
     elif config.get("chunked_cross_entropy"):
-        loss_settings["cross_entropy"] = "split"
+        chunks = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
+        loss_settings |= {
+            "cross_entropy": "split",
+            "loss_chunk": -(-reader.size(config, "sequence_len", 512) // chunks),
+        }
     elif config.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
         loss_settings["cross_entropy"] = "chunked"
         reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
