@@ -33,11 +33,12 @@ READ = frozenset(
     fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
     liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
     chunked_cross_entropy_num_chunks activation_offloading batch_size
-    reward_model process_reward_model peft_use_dora lora_mlp_kernel lora_qkv_kernel lora_o_kernel
+    reward_model process_reward_model peft_use_dora lora_mlp_kernel
     unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
     sequence_parallel_degree rl fp8 qat gptq relora layer_offloading tiled_mlp selective_checkpointing
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
-    bnb_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft diffusion llmcompressor
+    bnb_config_kwargs model_quantization_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft
+    diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
     nvfp4_merge_aware liger_rms_norm_gated
     """.split()  # noqa: SIM905
@@ -59,7 +60,7 @@ IGNORED = frozenset(
     roles_to_train eot_tokens train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
     shuffle_before_merging_datasets fp8_enable_fsdp_float8_all_gather flex_attn_compile_kwargs save_only_model
     save_safetensors cosine_min_lr_ratio cosine_constant_lr_ratio use_tensorboard trackio_project_name
-    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels model_quantization_config_kwargs
+    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels
     remove_unused_columns center_rewards_coefficient eval_batch_size max_grad_norm adam_beta1 adam_beta2 adam_beta3
     adam_epsilon adam_epsilon2 hub_model_id hub_strategy hub_revision push_dataset_to_hub hf_use_auth_token
     early_stopping_patience loss_watchdog_threshold loss_watchdog_patience eval_max_new_tokens eval_table_size
@@ -97,7 +98,7 @@ IGNORED = frozenset(
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
+    lora_qkv_kernel lora_o_kernel otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -135,15 +136,6 @@ ATTENTION_FLAGS = {
 }
 """Flag of an attention implementation → transformers' name of it."""
 
-PARALLEL_SIZES = (
-    "dp_replicate_size",
-    "context_parallel_size",
-    "tensor_parallel_size",
-    "sequence_parallel_degree",
-    "expert_parallel_size",
-)
-"""Sizes of parallel groups of which only 1 is modelled."""
-
 CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 """The plugin that computes the loss without logits."""
 
@@ -162,9 +154,9 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         _check_trained_patterns(reader, config)
         noise_words(reader, config)
         reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
-        for name in PARALLEL_SIZES:
-            if config.get(name) not in (None, 1, 0):
-                reader.unknown[name] = "it is modelled as 1"
+        if config.get("expert_parallel_size") not in (None, 1, 0):
+            reader.unknown["expert_parallel_size"] = "it is modelled as 1"
+        _check_published_format(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.size(config, "micro_batch_size", 1),
@@ -183,8 +175,44 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        arguments, target = _trainer_arguments(config, half_dtype), str(config["base_model"] or "")
-        return trainer_launch(reader, arguments, run_settings, target=target, shipped=DEEPSPEED_CONFIGS)
+        world_size, groups = _groups_of_ranks(reader, config)
+        arguments = {**_trainer_arguments(config, half_dtype), "parallelism_config": groups}
+        target = str(config["base_model"] or "")
+        return trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
+
+
+def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
+    """Returns the number of devices, None where nothing implies it, and accelerate's `parallelism_config`.
+
+    Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
+    """
+    names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
+    settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
+    tp, cp, replicas, shards = (reader.size(settings, name, 1) if settings.get(name) else 1 for name in names)
+    world_size = reader.source.world_size
+    is_packed = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
+    if cp > 1 and is_packed:
+        reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
+    groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if is_packed or cp == 1 else "alltoall"}
+    if shards == 1:
+        return world_size, {**groups, "dp_replicate_size": replicas}
+    world_size = world_size or tp * cp * replicas * shards
+    if replicas == 1:
+        replicas = max(1, world_size // (tp * cp * shards))
+    if not config.get("fsdp") and not config.get("fsdp_config"):
+        raise reader.wrong("dp_shard_size", f"{shards} without FSDP; expected fsdp_config")
+    return world_size, {**groups, "dp_replicate_size": replicas, "dp_shard_size": shards}
+
+
+def _check_published_format(reader: LaunchReader, config: Table) -> None:
+    """Records a published 8-bit or 4-bit format that weights keep as an unknown argument (loaders/model.py)."""
+    if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
+        "dequantize"
+    ):
+        reader.unknown["model_quantization_config"] = (
+            "weights that stay in the published format are not modelled; model_quantization_config_kwargs with "
+            "dequantize: true is"
+        )
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:

@@ -34,7 +34,7 @@ OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDA
 ACCELERATE_READ = frozenset(
     """
     distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config
-    gradient_accumulation_steps use_cpu fp8_config downcast_bf16
+    gradient_accumulation_steps use_cpu
     """.split()  # noqa: SIM905
 )
 
@@ -42,7 +42,8 @@ ACCELERATE_IGNORED = frozenset(
     """
     compute_environment debug enable_cpu_affinity gpu_ids machine_rank main_process_ip main_process_port
     main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone commands
-    command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval
+    command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval fp8_config
+    downcast_bf16
     """.split()  # noqa: SIM905
 )
 
@@ -67,6 +68,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         if world_size not in (None, processes):
             reader.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
+    if reader.flag(config, "use_cpu"):
+        reader.unknown["use_cpu"] = "training on a CPU is not modelled"
     device_count = reader.devices(world_size)
     if config.get("num_machines"):
         size_of(reader, "num_machines", config["num_machines"])
@@ -82,9 +85,11 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if distributed_type in plugins_by_type:
         name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
-    elif distributed_type in OTHER_DEVICES:
+    else:
+        reader.refuse_groups(config)
+    if distributed_type in OTHER_DEVICES:
         reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
-    elif distributed_type not in WITHOUT_PLUGIN:
+    elif distributed_type not in (*WITHOUT_PLUGIN, *plugins_by_type):
         raise reader.wrong(
             "distributed_type",
             f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",

@@ -376,6 +376,12 @@ class LaunchReader:
             raise self.wrong(argument_name, f"{shown(table)}; expected a table")
         return table
 
+    def refuse_groups(self, config: Table) -> None:
+        """Records groups of several ranks in `parallelism_config` as unknown, for a run without FSDP."""
+        for name, ranks in self.table(config, "parallelism_config").items():
+            if str(name).endswith("_size") and ranks not in (None, 1):
+                self.unknown[f"parallelism_config.{name}"[:100]] = "groups of ranks are modelled with FSDP alone"
+
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
         if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:

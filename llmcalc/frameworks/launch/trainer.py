@@ -66,9 +66,9 @@ TRAINER_READ = frozenset(
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
-    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit train_batch_size
-    per_gpu_train_batch_size packing lora_modules_to_save parallelism_config optim_args optim_target_modules
-    auto_find_batch_size neftune_noise_alpha torch_empty_cache_steps use_bnb_nested_quant
+    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
+    use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
+    auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
     """.split()  # noqa: SIM905
 )
 
@@ -94,8 +94,8 @@ TRAINER_IGNORED = frozenset(
     chat_template tokenizer_name_or_path lora_alpha bnb_4bit_quant_type
     dataset_kwargs eos_token pad_token tags half_precision_backend push_to_hub_model_id hub_private save_safetensor
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
-    log_completions fp16_opt_level past_index no_cuda use_cpu use_mps_device mp_parameters include_inputs_for_metrics
-    ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params
+    log_completions fp16_opt_level past_index use_mps_device mp_parameters include_inputs_for_metrics
+    ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params packing torch_empty_cache_steps
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
@@ -182,6 +182,8 @@ def trainer_launch(
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
             framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
             break
+    else:
+        reader.refuse_groups(config)
     return reader.launch(
         framework_name,
         launch_settings,
@@ -228,7 +230,7 @@ def trainer_settings(
     run_settings |= trainer_kernels(reader, config, defaults)
     run_settings |= trainer_adapters(reader, config)
     noise_words(reader, config)
-    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
+    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
         if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
     return run_settings

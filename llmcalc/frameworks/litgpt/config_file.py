@@ -18,14 +18,17 @@ from ..launch.trainer import HEAD_ADAPTER, lora_settings
 READ = frozenset(
     """
     checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
-    lora_projection lora_mlp lora_head train optimizer model_name model_config initial_checkpoint_dir data
+    lora_projection lora_mlp lora_head train optimizer model_name
     """.split()  # noqa: SIM905
 )
 
 IGNORED = frozenset(
-    "out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml".split()  # noqa: SIM905
+    """
+    out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml data
+    model_config initial_checkpoint_dir
+    """.split()  # noqa: SIM905
 )
-"""Arguments that do not change the memory of a training step."""
+"""Arguments that do not change the memory of a training step, or that only pretraining has, which is refused."""
 
 TARGETS = {
     "lora_query": (True, ("q_proj",)),

@@ -30,7 +30,7 @@ READ = frozenset(
     """
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
-    disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output upcast_layernorm
+    disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
     use_adam_mini use_muon pissa_init use_galore galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """.split()  # noqa: SIM905
@@ -77,6 +77,7 @@ REFUSED = {
     "use_megatron_bridge": "Megatron-Bridge",
     "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers",
+    "upcast_layernorm": "norms in fp32 under 16-bit layers",
     "use_asft_loss": "the reference model of ASFT",
     "fp8": "products in 8 bits",
     "train_from_scratch": "",
@@ -132,6 +133,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
         )
         run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
+        if run_settings.get("recompute") and reader.flag(config, "use_unsloth_gc"):  # model_utils/checkpointing.py
+            run_settings |= {"recompute": "full", "offload_activations": True}
+        if reader.flag(config, "upcast_lmhead_output"):
+            reader.notes.append("upcast_lmhead_output: logits are counted in the head's own format too, an upper bound")
         if finetuning_type == "lora":
             run_settings |= _adapter_settings(reader, config)
         elif config.get("quantization_bit") is not None:

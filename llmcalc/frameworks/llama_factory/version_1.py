@@ -48,6 +48,9 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("cp_size") not in (None, 1):
             reader.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
         world_size = reader.devices(source_file.world_size)
+        for name in ("dp_size", "mp_shard_size"):
+            if config.get(name) not in (None, world_size):
+                reader.unknown[name] = "it is modelled as the number of devices"
         reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.size(config, "micro_batch_size", 1)
         global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or batch * world_size)

@@ -22,8 +22,8 @@ READ = frozenset(
     """
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
-    padding_free deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
-    bnb_4bit_quant_type bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
+    deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
+    bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
     sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
     """.split()  # noqa: SIM905
 )
@@ -37,11 +37,11 @@ IGNORED = frozenset(
     model_type model_revision task_type add_version create_checkpoint_symlink max_new_tokens temperature use_hf
     external_plugins custom_register_path model_kwargs lazy_tokenize packing_num_proc packing_strategy check_model
     acc_strategy train_dataloader_shuffle max_epochs safe_serialization max_shard_size save_safetensors freeze_vit
-    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype swanlab_project swanlab_token swanlab_exp_name
-    metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
-    data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation tuner_backend
-    router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset early_stop_interval
-    new_special_tokens predict_with_generate max_model_len
+    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token
+    swanlab_exp_name metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model
+    enable_thinking data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation
+    tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset
+    early_stop_interval new_special_tokens predict_with_generate max_model_len
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
@@ -121,7 +121,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 "swift "
                 "sft or pt",
             )
-        target = model_name(reader, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
+        arguments = arguments_of(command_line.words, source_file.where)
+        name = "--model" if "--model" in arguments else "--model_id_or_path"
+        target = model_name(reader, name, arguments.get(name))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
@@ -266,6 +268,8 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
             reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
+        if bits == 4:
+            table["use_bnb_nested_quant"] = reader.flag(data, "bnb_4bit_use_double_quant", True)
     if rlhf_type not in ("", "grpo"):
         reader.value(data, "rlhf_type", rlhf_type)
         table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")

@@ -116,6 +116,11 @@ def run_of_megatron(
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
     settings = {**adapters, **_optimizer_settings(reader, config)}
+    attention = str(reader.value(config, "attention_backend", "flash"))
+    if attention in ("unfused", "local"):
+        settings["attn_implementation"] = "eager"
+    elif attention not in ("auto", "fused") and not attention.startswith("flash"):
+        raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
     result = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
     rank_batch = sizes["micro_batch_size"] * result.layout.dp

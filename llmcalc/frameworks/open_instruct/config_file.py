@@ -15,7 +15,7 @@ READ = frozenset(
     """
     model_name_or_path max_seq_length per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
     use_lora use_qlora lora_rank lora_dropout use_8bit_optimizer fused_optimizer use_liger_kernel use_flash_attn
-    loss_type sequence_parallel_size dpo_loss_type packing load_balancing_loss
+    loss_type sequence_parallel_size dpo_loss_type
     """.split()  # noqa: SIM905
 )
 
@@ -32,6 +32,7 @@ IGNORED = frozenset(
     dataset_cache_mode dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir
     clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
     label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
+    packing load_balancing_loss
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step."""

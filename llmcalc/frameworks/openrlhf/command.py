@@ -17,7 +17,7 @@ from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
-from ..launch.trainer import kto_settings, pair_settings
+from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -214,9 +214,8 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reader, "--ds.lora.rank", rank)
-        targets = config.get("ds.lora.target_modules", "all-linear")
-        settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
+        targets = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), targets=targets)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings

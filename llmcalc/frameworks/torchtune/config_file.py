@@ -24,7 +24,7 @@ READ = frozenset(
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
-    use_fp8 fp8_recipe_name enable_fp8_training ac_mode ac_option fsdp
+    use_fp8 enable_fp8_training ac_mode fsdp
     """.split()  # noqa: SIM905
 )
 
@@ -34,7 +34,7 @@ IGNORED = frozenset(
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
-    low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs
+    low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs fp8_recipe_name ac_option
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step."""
@@ -137,9 +137,12 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
         world_size = reader.devices(source_file.world_size)
+        if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
+            reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
+        reshard = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
         offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
         own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
-        return sharded_launch(reader, world_size, run_settings, own_settings, target=MODELS[plain_name])
+        return sharded_launch(reader, world_size, run_settings, own_settings, reshard, target=MODELS[plain_name])
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

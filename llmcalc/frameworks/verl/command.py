@@ -15,6 +15,7 @@ from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
+from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
 from .known_keys import check_keys
@@ -164,8 +165,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
-        settings["lora_targets"] = (str(reader.value(config, f"{MODEL}.target_modules", "all-linear")),)
+        targets = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), targets=targets)
     return settings
 
 
