@@ -33,7 +33,7 @@ from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
 from ..simulator.profiles.dtensor import Divided
-from .torch.pipeline import Chunk
+from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -547,18 +547,10 @@ class RingChunk(Chunk):
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        stage: Stage,
-        memory_meter: Meter | Recorder,
-    ) -> None:
-        training_config = replace(training_config, seq=part_of_sequence(layout, training_config.seq))
-        super().__init__(spec, training_config, layout, rank, stage, memory_meter)
-        self.lowering.ring = ring_of(layout, rank)
+    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        training = replace(setup.training, seq=part_of_sequence(setup.layout, setup.training.seq))
+        super().__init__(replace(setup, training=training), stage, memory_meter)
+        self.lowering.ring = ring_of(setup.layout, setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
@@ -566,7 +558,7 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
-        chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
+        chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
         if chunk.lowering.ring is not None:
             chunk.lowering.ring = replace(chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []
